@@ -1,0 +1,215 @@
+"""The records: one per tuning, one per trial. They are the only truth; everything else is derived from them."""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from tunewright.domain.candidate import Candidate, KnobValue
+from tunewright.domain.measurement import Estimate, Measurement
+from tunewright.domain.model import Model
+from tunewright.domain.phases import Phase
+from tunewright.domain.profile import Source, TrafficProfile
+from tunewright.domain.tuning import Tuning
+from tunewright.domain.verdict import Reading, Verdict
+
+
+class FailureKind(StrEnum):
+    """Why a server did not come up, or did not stay up."""
+
+    INVALID_FLAG = "invalidFlag"  # the flag, or its value, is not of this vLLM version
+    INVALID_COMBINATION = "invalidCombination"  # vLLM refuses these values together
+    OUT_OF_MEMORY = "outOfMemory"  # at start
+    OUT_OF_MEMORY_UNDER_LOAD = "outOfMemoryUnderLoad"  # after a healthy start
+    KV_TOO_SMALL = "kvTooSmall"  # the cache holds not even one request
+    MAMBA_BLOCKS = "mambaBlocks"  # max_num_seqs above what the Mamba cache holds
+    UNSUPPORTED_BACKEND = "unsupportedBackend"  # not on this GPU or for this model
+    GPU_NOT_CLEAN = "gpuNotClean"  # somebody else holds the memory
+    PORT_IN_USE = "portInUse"
+    MODEL_MISSING = "modelMissing"
+    CRASHED = "crashed"  # the engine died for a reason not listed here
+    HUNG = "hung"  # it ran, but did not answer by its deadline
+    KILLED = "killed"  # by a signal from outside
+    NOT_AS_LAUNCHED = "notAsLaunched"  # the effective configuration is not the candidate's
+    LOAD_TEST = "loadTest"  # the load test itself failed, or its result is void
+    UNKNOWN = "unknown"
+
+
+MACHINE_FAULTS = frozenset(
+    {
+        FailureKind.GPU_NOT_CLEAN,
+        FailureKind.PORT_IN_USE,
+        FailureKind.MODEL_MISSING,
+        FailureKind.KILLED,
+        FailureKind.LOAD_TEST,
+    }
+)
+"""Kinds that are never blamed on the candidate: the trial is tried again, a bounded number of times."""
+
+
+class Failure(Model):
+    """A failed start or run, as a person would want to be told."""
+
+    kind: FailureKind
+    cause: str = Field(description="The first line of the log that names the root cause.")
+    advice: str = Field(default="", description="What to do about it.")
+    limits: dict[str, float] = Field(
+        default_factory=dict, description="Bounds the message told, as `max_num_seqs` at most 128."
+    )
+    exit_code: int | None = None
+
+    @property
+    def machine_fault(self) -> bool:
+        """Whether the machine is at fault, not the candidate."""
+        return self.kind in MACHINE_FAULTS
+
+
+class TrialPurpose(StrEnum):
+    """Why a trial is run."""
+
+    BASELINE = "baseline"
+    SEARCH = "search"
+    CONFIRM = "confirm"
+
+
+class TrialPhase(StrEnum):
+    """Where a trial is; each step is idempotent, so that it can be taken again after a crash."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    MEASURING = "Measuring"
+    STOPPING = "Stopping"
+    DONE = "Done"
+
+
+class TrialOutcome(StrEnum):
+    """How a trial ended."""
+
+    COMPLETE = "complete"  # measured, and it meets the SLO
+    INFEASIBLE = "infeasible"  # measured but misses the SLO, or the candidate can't run here
+    FAILED = "failed"  # by the machine's fault, more often than it is tried again
+
+
+class TrialRecord(Model):
+    """One candidate brought up on the spare, load-tested and judged."""
+
+    id: str = Field(description="Deterministic: `<number>-<candidate hash>`, so that nothing is run twice.")
+    number: int = Field(ge=0)
+    purpose: TrialPurpose
+    candidate: Candidate
+    round: int = Field(default=0, ge=0, description="Confirming round, from 1; 0 elsewhere.")
+    reason: str = Field(default="", description="Why this candidate was proposed.")
+    attempt: int = Field(default=1, ge=1)
+    phase: TrialPhase = TrialPhase.PENDING
+    phase_since: float = 0.0
+    created_at: float = 0.0
+    ready_at: float | None = None
+    load_started_at: float | None = None
+    finished_at: float | None = None
+    start_seconds: float | None = Field(default=None, description="From launch to the first completion.")
+    outcome: TrialOutcome | None = None
+    measurement: Measurement | None = None
+    answers: tuple[tuple[str, ...], ...] = Field(default=(), description="Greedy answers, for the quality gate.")
+    failure: Failure | None = None
+    objective: float | None = Field(default=None, description="Larger is better, also when minimizing.")
+    slo_margin: float | None = Field(
+        default=None, description="Smallest (bound − value) / bound over the SLO; negative: missed."
+    )
+    effective: dict[str, KnobValue] = Field(default_factory=dict, description="Knobs as the server reports them.")
+    surprises: tuple[str, ...] = Field(default=(), description="Knobs that the server changed silently.")
+
+    @property
+    def gpu_seconds(self) -> float:
+        """Seconds that this trial held the spare."""
+        return (self.finished_at or self.phase_since) - self.created_at if self.created_at else 0.0
+
+
+class ConfirmStatus(StrEnum):
+    """What the confirming runs say of a finalist."""
+
+    RUNNING = "running"
+    BETTER = "better"
+    NOT_BETTER = "notBetter"
+    NOT_SETTLED = "notSettled"
+
+
+class Gain(Model):
+    """The gain over the baseline, as a ratio minus 1, from the confirming runs alone."""
+
+    estimate: Estimate
+    rounds: int = Field(ge=0, description="Fresh starts of each side that it rests on.")
+    status: ConfirmStatus
+    reason: str
+
+
+class Finalist(Model):
+    """A candidate that is measured again, in turns with the baseline."""
+
+    candidate: Candidate
+    gain: Gain | None = None
+
+
+class Decision(Model):
+    """What a person (or the mode `auto`) decided. Every decision is kept."""
+
+    action: Literal["approve", "reject", "suspend", "resume", "abort", "rollback"]
+    at: float
+    by: str
+    reason: str = ""
+    candidate: str = Field(default="", description="Hash of the candidate that was decided on.")
+    spec: str = Field(default="", description="specHash at that moment.")
+    baseline: str = Field(default="", description="Hash of the baseline at that moment.")
+
+
+class PromotionState(Model):
+    """Where the guarded rollout is."""
+
+    candidate: Candidate
+    baseline: Candidate
+    replicas: int = Field(ge=1)
+    updated: int = Field(default=0, ge=0, description="Replicas that are to run the candidate.")
+    canary_since: float | None = Field(default=None, description="When the canary answered its first completion.")
+    judged_from: float | None = Field(default=None, description="Start of the window that is judged.")
+    verdict: Verdict | None = None
+    readings: tuple[Reading, ...] = Field(default=(), description="Raw numbers of the last verdict.")
+    rolled_at: float | None = None
+    back_reason: str | None = Field(default=None, description="Why it goes back; None: it goes forward.")
+
+
+class PhaseChange(Model):
+    """One line of the tuning's story."""
+
+    at: float
+    phase: Phase
+    sentence: str
+
+
+class TuningRecord(Model):
+    """All that is known of one tuning, beside its trials."""
+
+    tuning: Tuning
+    version: int = Field(default=0, description="Counts writes; a write of an old version is refused.")
+    spec_hash: str
+    phase: Phase = Phase.PENDING
+    phase_since: float
+    waited: float = Field(default=0.0, description="Seconds suspended in this phase: they cost no deadline.")
+    suspended_since: float | None = None
+    sentence: str = ""
+    source: Source | None = None
+    profile: TrafficProfile | None = None
+    baseline: Candidate | None = None
+    baseline_noise: float | None = Field(default=None, description="Log-sd between fresh starts, when known.")
+    search_since: float | None = None
+    finalists: tuple[Finalist, ...] = ()
+    winner: Candidate | None = None
+    simplified: bool = False
+    promotion: PromotionState | None = None
+    approval_since: float | None = None
+    decisions: tuple[Decision, ...] = ()
+    history: tuple[PhaseChange, ...] = ()
+    errors: int = Field(default=0, ge=0, description="Failures in a row of the current step.")
+
+    @property
+    def name(self) -> str:
+        """The tuning's name."""
+        return self.tuning.metadata.name

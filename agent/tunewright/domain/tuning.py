@@ -1,0 +1,366 @@
+"""The tuning file: one schema for `tunewright tune FILE`, the custom resource's spec and its CRD."""
+
+from enum import StrEnum
+from itertools import combinations, pairwise
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from tunewright.domain.candidate import content_hash
+from tunewright.domain.measurement import LatencyName, PercentileName
+from tunewright.domain.model import Model
+from tunewright.domain.units import Duration, Percentage, format_duration
+
+LATENCIES: tuple[LatencyName, ...] = ("ttft", "tpot", "itl", "e2e")
+PERCENTILES: tuple[PercentileName, ...] = ("p50", "p90", "p95", "p99")
+_URL = r"^https?://[^\s/?#]+(/[^\s?#]*)?$"
+
+
+class Metadata(Model):
+    """Names the tuning."""
+
+    name: str = Field(
+        pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
+        description="Name of the tuning: lower-case letters, digits and dashes, at most 63 characters.",
+    )
+
+
+class Target(Model):
+    """The vLLM workload in production: processes that Tunewright runs behind its proxy, or adopted by URL."""
+
+    command: tuple[str, ...] = Field(
+        default=(),
+        description="Command of one production server, as `[vllm, serve, MODEL, --port, '{port}']`; "
+        "`{port}` is filled in. Tunewright starts the replicas and a proxy before them.",
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="Environment of every production server, beside the agent's own."
+    )
+    replicas: int = Field(default=1, ge=1, le=64, description="Production servers to run.")
+    listen: str = Field(
+        default="127.0.0.1:8000",
+        pattern=r"^[^\s:]+:\d{1,5}$",
+        description="Address of the proxy before the replicas: where clients send their requests.",
+    )
+    first_port: int = Field(default=18100, ge=1024, le=65000, description="Servers take free ports from here upwards.")
+    urls: tuple[str, ...] = Field(
+        default=(),
+        description="Base URLs of production servers that somebody else runs; promotion is `recommend` only.",
+    )
+    api_key_file: str | None = Field(default=None, description="File with the bearer token of the servers.")
+    model: str | None = Field(default=None, description="Served model name; asked of the server when left out.")
+    start_timeout: Duration = Field(default=900.0, description="A server that is not ready by then has failed.")
+    drain_timeout: Duration = Field(
+        default=300.0, description="How long a server's running requests are waited for before it is stopped."
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if bool(self.command) == bool(self.urls):
+            raise ValueError("name either command (Tunewright runs the servers) or urls (somebody else does)")
+        if self.command and not any("{port}" in word for word in self.command):
+            raise ValueError("command must contain {port}, as in: --port {port}")
+        return self
+
+
+class Spare(Model):
+    """The spare that trials run on. What is left out is taken from the target."""
+
+    command: tuple[str, ...] = Field(
+        default=(), description="Command of the server under test; the target's command when left out."
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="Environment beside the target's, as CUDA_VISIBLE_DEVICES."
+    )
+    start_timeout: Duration = Field(default=900.0, description="A trial that is not ready by then has failed.")
+
+
+class Metrics(Model):
+    """Where the metrics of production come from."""
+
+    prometheus: str | None = Field(
+        default=None,
+        pattern=_URL,
+        description="URL of Prometheus; the servers are scraped directly when left out.",
+    )
+    selector: str = Field(default="", description='Label matchers that name production\'s series, as `job="vllm"`.')
+    bearer_token_file: str | None = Field(default=None, description="File with Prometheus' bearer token.")
+    window: Duration = Field(default=1800.0, description="The traffic profile is learned over this long.")
+    interval: Duration = Field(default=15.0, description="Scrape interval (of Prometheus, or our own).")
+    min_requests: int = Field(default=100, ge=1, description="A window with fewer finished requests is refused.")
+
+
+class Objective(Model):
+    """What is improved: exactly one of the two."""
+
+    maximize: Literal["outputTokensPerSecond", "goodput", "tokensPerDollar"] | None = Field(
+        default=None, description="Capacity: at the load of the test, never at production's own rate."
+    )
+    minimize: (
+        Literal[
+            "ttftP50", "ttftP90", "ttftP95", "ttftP99", "tpotP50", "tpotP90", "tpotP95", "tpotP99",
+            "itlP50", "itlP90", "itlP95", "itlP99", "e2eP50", "e2eP90", "e2eP95", "e2eP99",
+        ]
+        | None
+    ) = Field(default=None, description="A latency percentile of the load test.")  # fmt: skip
+    gpu_price_per_hour: float | None = Field(default=None, gt=0, description="Price of one GPU hour, in dollars.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.maximize is None) == (self.minimize is None):
+            raise ValueError("name exactly one of maximize and minimize")
+        if self.maximize == "tokensPerDollar" and self.gpu_price_per_hour is None:
+            raise ValueError("tokensPerDollar needs gpuPricePerHour")
+        return self
+
+
+class Slo(Model):
+    """What must hold in every load test; all bounds that are given."""
+
+    ttft_p50: Duration | None = Field(default=None, description="Time to first token, 50th percentile.")
+    ttft_p90: Duration | None = Field(default=None, description="Time to first token, 90th percentile.")
+    ttft_p95: Duration | None = Field(default=None, description="Time to first token, 95th percentile.")
+    ttft_p99: Duration | None = Field(default=None, description="Time to first token, 99th percentile.")
+    tpot_p50: Duration | None = Field(default=None, description="Time per output token, 50th percentile.")
+    tpot_p90: Duration | None = Field(default=None, description="Time per output token, 90th percentile.")
+    tpot_p95: Duration | None = Field(default=None, description="Time per output token, 95th percentile.")
+    tpot_p99: Duration | None = Field(default=None, description="Time per output token, 99th percentile.")
+    itl_p50: Duration | None = Field(default=None, description="Inter-token latency, 50th percentile.")
+    itl_p90: Duration | None = Field(default=None, description="Inter-token latency, 90th percentile.")
+    itl_p95: Duration | None = Field(default=None, description="Inter-token latency, 95th percentile.")
+    itl_p99: Duration | None = Field(default=None, description="Inter-token latency, 99th percentile.")
+    e2e_p50: Duration | None = Field(default=None, description="Whole request, 50th percentile.")
+    e2e_p90: Duration | None = Field(default=None, description="Whole request, 90th percentile.")
+    e2e_p95: Duration | None = Field(default=None, description="Whole request, 95th percentile.")
+    e2e_p99: Duration | None = Field(default=None, description="Whole request, 99th percentile.")
+    error_rate: Percentage = Field(default=0.01, description="Share of requests that may fail.")
+
+    def bounds(self) -> list[tuple[LatencyName, PercentileName, float]]:
+        """The latency bounds that are given, in seconds."""
+        found = []
+        for latency in LATENCIES:
+            for percentile in PERCENTILES:
+                bound: float | None = getattr(self, f"{latency}_{percentile}")
+                if bound is not None:
+                    found.append((latency, percentile, bound))
+        return found
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for latency in LATENCIES:
+            given = [(p, value) for name, p, value in self.bounds() if name == latency]
+            for (low, lower), (high, upper) in pairwise(given):
+                if lower > upper:
+                    raise ValueError(
+                        f"{latency}{low.upper()} ({format_duration(lower)}) is above {latency}{high.upper()} "
+                        f"({format_duration(upper)}): a lower percentile can't be the larger one"
+                    )
+            if any(value <= 0 for _, value in given):
+                raise ValueError(f"a bound on {latency} must be above 0")
+        for (name, p, value), (other, q, bound) in combinations(self.bounds(), 2):
+            if name == "ttft" and other == "e2e" and p >= q and value > bound:
+                raise ValueError(
+                    f"ttft{p.upper()} ({format_duration(value)}) is above e2e{q.upper()} ({format_duration(bound)}): "
+                    "the first token is part of the whole request, so the first bound can never bind"
+                )
+        return self
+
+
+class LoadMode(StrEnum):
+    """How requests arrive in a load test."""
+
+    PROFILE = "profile"
+    CLOSED_LOOP = "closedLoop"
+    OPEN_LOOP = "openLoop"
+
+
+class Load(Model):
+    """The load of every test; what is left out is as the traffic profile says."""
+
+    mode: LoadMode = Field(
+        default=LoadMode.PROFILE,
+        description="`closedLoop` keeps `concurrency` requests running; `openLoop` sends `rate` a second; "
+        "`profile` is a closed loop at the concurrency that production showed.",
+    )
+    concurrency: int | None = Field(default=None, ge=1, le=100_000, description="Streams of the closed loop.")
+    rate: float | None = Field(default=None, gt=0, description="Requests per second of the open loop.")
+    burstiness: float | None = Field(
+        default=None,
+        gt=0,
+        description="Variance of arrivals of the open loop against Poisson's, 1 by default.",
+    )
+    prompt_tokens: int | None = Field(default=None, ge=1, description="Fixed prompt length.")
+    output_tokens: int | None = Field(default=None, ge=1, description="Fixed output length.")
+    prefix_reuse: Percentage | None = Field(default=None, description="Share of prompt tokens that is shared.")
+    duration: Duration = Field(default=35.0, description="Length of the steady window of one measurement.")
+    max_warmup: Duration = Field(default=120.0, description="A warm-up that has not settled by then is ended.")
+    seed: int = Field(default=1, ge=0, description="Seed of the workload.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.mode is LoadMode.CLOSED_LOOP and self.concurrency is None:
+            raise ValueError("closedLoop needs concurrency")
+        if self.mode is LoadMode.OPEN_LOOP and self.rate is None:
+            raise ValueError("openLoop needs rate")
+        if self.mode is not LoadMode.OPEN_LOOP and (self.rate is not None or self.burstiness is not None):
+            raise ValueError("rate and burstiness belong to mode openLoop")
+        if self.mode is LoadMode.OPEN_LOOP and self.concurrency is not None:
+            raise ValueError("concurrency belongs to mode closedLoop or profile")
+        return self
+
+
+class Search(Model):
+    """Which knobs are searched."""
+
+    include: tuple[str, ...] = Field(default=(), description="Search only these knobs; all that apply when empty.")
+    exclude: tuple[str, ...] = Field(default=(), description="Leave these knobs as the baseline has them.")
+    pin: dict[str, str] = Field(default_factory=dict, description="Set these knobs to a value in every candidate.")
+    allow_lossy: bool = Field(default=False, description="Try knobs that can change answers, as a KV cache in FP8.")
+    seed: int = Field(default=1, ge=0, description="Seed of the search.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for one, other, first, second in (
+            ("include", "exclude", self.include, self.exclude),
+            ("pin", "exclude", tuple(self.pin), self.exclude),
+            ("pin", "include", tuple(self.pin), self.include),
+        ):
+            both = sorted(set(first) & set(second))
+            if both:
+                raise ValueError(f"{', '.join(both)} is named in both {one} and {other}")
+        return self
+
+
+class Budget(Model):
+    """What a tuning may cost; the first limit that is reached ends the search."""
+
+    trials: int = Field(default=20, ge=1, le=1000, description="Trials of the search, without the confirming runs.")
+    gpu_minutes: float | None = Field(default=None, gt=0, description="Minutes that the spare may be held.")
+    wall_time: Duration | None = Field(default=None, description="Time from the start of the search.")
+
+
+class Confirm(Model):
+    """How a finalist is measured again, in turns with the baseline."""
+
+    finalists: int = Field(default=2, ge=1, le=5, description="How many of the best candidates are confirmed.")
+    min_rounds: int = Field(default=3, ge=2, le=50, description="Fresh starts of each before a gain is settled.")
+    max_rounds: int = Field(default=6, ge=2, le=50, description="Fresh starts of each before it is given up.")
+    min_gain: Percentage = Field(default=0.05, description="A smaller gain is no improvement.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.min_rounds > self.max_rounds:
+            raise ValueError(f"minRounds ({self.min_rounds}) is above maxRounds ({self.max_rounds})")
+        return self
+
+
+class Quality(Model):
+    """The gate that a candidate with a lossy knob must pass before it is promoted."""
+
+    prompts: int = Field(default=16, ge=1, le=1000, description="Prompts answered greedily by both.")
+    max_tokens: int = Field(default=32, ge=1, le=4096, description="Length of each answer in tokens.")
+    min_agreement: Percentage = Field(
+        default=0.98, description="Share of answer tokens up to the first difference, on average."
+    )
+
+
+class PromotionMode(StrEnum):
+    """Who decides that the winner goes to production."""
+
+    RECOMMEND = "recommend"
+    APPROVE = "approve"
+    AUTO = "auto"
+
+
+class Canary(Model):
+    """The first server of the winner in production."""
+
+    share: Percentage = Field(default=0.25, description="Share of production's requests that the canary gets.")
+    warmup: Duration = Field(default=60.0, description="Its first minutes are not judged: caches are cold.")
+    traffic_timeout: Duration = Field(default=600.0, description="No traffic by then: back, saying so.")
+
+
+class Analysis(Model):
+    """The canary against the stable servers over the same minutes."""
+
+    interval: Duration = Field(default=30.0, description="Time between two looks.")
+    min_duration: Duration = Field(default=300.0, description="No verdict before the canary was watched this long.")
+    max_duration: Duration = Field(default=1800.0, description="A verdict still open by then goes back.")
+    min_requests: int = Field(default=50, ge=1, description="Requests on each side before any verdict.")
+    tolerance: Percentage = Field(default=0.1, description="A latency may be worse by this share.")
+    max_error_rate: Percentage = Field(default=0.01, description="More errors than this on the canary: back.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.min_duration > self.max_duration:
+            raise ValueError("minDuration is above maxDuration")
+        return self
+
+
+class Promotion(Model):
+    """How the winner goes to production."""
+
+    mode: PromotionMode = Field(
+        default=PromotionMode.APPROVE,
+        description="`recommend` changes nothing, `approve` waits for a person, `auto` does not.",
+    )
+    take_over: bool = Field(default=False, description="Take fields over from the tool that owns them.")
+    approval_expiry: Duration = Field(default=604800.0, description="An approval not given by then expires.")
+    canary: Canary = Field(default_factory=Canary)
+    analysis: Analysis = Field(default_factory=Analysis)
+    watch: Duration = Field(default=3600.0, description="After the roll: a regression within goes back.")
+
+
+class Retune(Model):
+    """When a finished tuning starts again."""
+
+    mode: Literal["never", "onDrift"] = Field(default="never", description="`onDrift`: when the traffic changed.")
+    drift: Percentage = Field(default=0.3, description="Drift of the traffic past which it starts again.")
+
+
+class TuningSpec(Model):
+    """What a person asks for."""
+
+    target: Target
+    spare: Spare = Field(default_factory=Spare)
+    metrics: Metrics = Field(default_factory=Metrics)
+    objective: Objective
+    slo: Slo = Field(default_factory=Slo)
+    load: Load = Field(default_factory=Load)
+    search: Search = Field(default_factory=Search)
+    budget: Budget = Field(default_factory=Budget)
+    confirm: Confirm = Field(default_factory=Confirm)
+    quality: Quality = Field(default_factory=Quality)
+    promotion: Promotion = Field(default_factory=Promotion)
+    retune: Retune = Field(default_factory=Retune)
+    suspend: bool = Field(default=False, description="Hold the tuning where it is.")
+
+    @property
+    def spec_hash(self) -> str:
+        """Names what results depend on; a change of it starts the tuning anew, other edits don't."""
+        fields = {"target", "spare", "metrics", "objective", "slo", "load", "search", "quality"}
+        return content_hash(self.model_dump(mode="json", include=fields))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.target.urls and self.promotion.mode is not PromotionMode.RECOMMEND:
+            raise ValueError(
+                "target.urls names servers that somebody else runs, so promotion.mode must be recommend: "
+                "Tunewright can't restart them"
+            )
+        if self.target.urls and not self.spare.command:
+            raise ValueError("target.urls needs spare.command: there is no command of production's to take")
+        if self.spare.command and not any("{port}" in word for word in self.spare.command):
+            raise ValueError("spare.command must contain {port}, as in: --port {port}")
+        if self.slo.error_rate >= 1:
+            raise ValueError("slo.errorRate of 100% or more allows a server that answers nothing")
+        return self
+
+
+class Tuning(Model):
+    """A whole tuning file."""
+
+    api_version: Literal["tunewright.dev/v1alpha1"]
+    kind: Literal["Tuning"]
+    metadata: Metadata
+    spec: TuningSpec

@@ -1,0 +1,62 @@
+"""A workload: what a load test sends, made from a traffic profile or given by hand."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from tunewright.domain.model import Model
+from tunewright.domain.profile import Histogram, TrafficProfile
+from tunewright.domain.tuning import Load, LoadMode
+
+
+class Lengths(Model):
+    """A distribution of token counts: one fixed number, or a histogram (uniform inside each bucket)."""
+
+    fixed: int | None = Field(default=None, ge=1)
+    histogram: Histogram | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.fixed is None) == (self.histogram is None):
+            raise ValueError("name exactly one of fixed and histogram")
+        return self
+
+
+class Workload(Model):
+    """Arrivals, lengths and prefix sharing. Exactly one of `concurrency` (closed loop) and `rate` (open loop)."""
+
+    concurrency: int | None = Field(default=None, ge=1)
+    rate: float | None = Field(default=None, gt=0, description="Requests per second.")
+    burstiness: float = Field(default=1.0, gt=0, description="Variance over mean of arrivals; 1 is Poisson.")
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    prefix_reuse: float = Field(default=0.0, ge=0, le=1, description="Share of prompt tokens that is shared.")
+
+    @model_validator(mode="after")
+    def _one_loop(self) -> Self:
+        if (self.concurrency is None) == (self.rate is None):
+            raise ValueError("name exactly one of concurrency and rate")
+        return self
+
+
+def _lengths(fixed: int | None, histogram: Histogram) -> Lengths:
+    return Lengths(fixed=fixed) if fixed is not None else Lengths(histogram=histogram)
+
+
+def workload_for(load: Load, profile: TrafficProfile) -> Workload:
+    """The workload that `load` asks for, filled in from what production showed.
+
+    Mode `profile` is a closed loop at the concurrency production showed (its 95th percentile, so that the test is at
+    the busy end of what was seen): capacity, never production's own rate, which every feasible candidate meets.
+    """
+    reuse = load.prefix_reuse if load.prefix_reuse is not None else profile.prefix_reuse
+    shape = {
+        "prompt_tokens": _lengths(load.prompt_tokens, profile.prompt_tokens),
+        "output_tokens": _lengths(load.output_tokens, profile.output_tokens),
+        "prefix_reuse": reuse or 0.0,
+    }
+    if load.mode is LoadMode.OPEN_LOOP:
+        burstiness = load.burstiness or profile.burstiness or 1.0
+        return Workload(rate=load.rate, burstiness=burstiness, **shape)
+    seen = max(1, round(profile.concurrency_p95))
+    return Workload(concurrency=load.concurrency or seen, **shape)

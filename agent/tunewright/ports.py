@@ -1,0 +1,339 @@
+"""The protocols between the core and everything outside it. Adapters are held to them by the contract tests.
+
+Long actions are `start(id)`, `poll(id)`, `cancel(id)` with deterministic ids: each call is short and may be repeated,
+also by another process after a crash. Every call either returns within its own time-out or raises `PortError`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from tunewright.domain.candidate import Candidate, KnobValue
+from tunewright.domain.measurement import Measurement
+from tunewright.domain.profile import TrafficProfile
+from tunewright.domain.state import Decision, Failure, TrialRecord, TuningRecord
+from tunewright.domain.tuning import Slo
+from tunewright.domain.workload import Workload
+
+
+class PortError(Exception):
+    """Something outside did not answer, or not as it should: what, where, and what to do. Worth another try."""
+
+
+class Conflict(PortError):
+    """The record was written by somebody else since it was read: read again and decide again."""
+
+
+class Refused(Exception):
+    """Asking again will not help; the message says what to change."""
+
+
+class Clock(Protocol):
+    """Time, injected so that no test sleeps."""
+
+    def now(self) -> float:
+        """Seconds since the epoch: for records and for asking Prometheus."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never jump: for time-outs."""
+        ...
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series: its labels (with `__name__`), and its raw samples (seconds since the epoch, value) in order."""
+
+    labels: Mapping[str, str]
+    samples: Sequence[tuple[float, float]]
+
+    @property
+    def name(self) -> str:
+        """The metric's name."""
+        return self.labels["__name__"]
+
+
+@dataclass(frozen=True)
+class SeriesWindow:
+    """Raw samples over one window, and the queries that fetched them."""
+
+    start: float
+    end: float
+    series: Sequence[Series]
+    queries: Sequence[str]
+    warnings: Sequence[str] = ()
+
+
+class MetricsSource(Protocol):
+    """Where metrics come from: Prometheus, or a direct scrape of the servers."""
+
+    def describe(self) -> str:
+        """For people: `Prometheus at URL` or `direct scrape of N servers`."""
+        ...
+
+    def fetch(
+        self, names: Sequence[str], start: float, end: float, matchers: Mapping[str, str] | None = None
+    ) -> SeriesWindow:
+        """Raw samples of the series called one of `names` (histograms: `_bucket`, `_sum`, `_count` are names).
+
+        `matchers` are labels that must be equal, beside the source's own selector. Series that are not there are
+        simply absent; no answer at all, or an answer that is an error, raises `PortError` naming the query.
+        """
+        ...
+
+
+# --- the spare -------------------------------------------------------------------------------------------------------
+
+
+class ServerPhase(StrEnum):
+    """Where a server on the spare is."""
+
+    ABSENT = "absent"
+    STARTING = "starting"
+    READY = "ready"  # it has answered a real one-token completion, and is proven to be the launched one
+    FAILED = "failed"  # it is dead or was given up; its log has been read
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """What the spare knows of one server."""
+
+    phase: ServerPhase
+    detail: str = ""
+    url: str | None = None
+    version: str | None = None
+    start_seconds: float | None = None
+    effective: Mapping[str, KnobValue] = field(default_factory=dict)
+    surprises: Sequence[str] = ()
+    failure: Failure | None = None
+
+
+class Spare(Protocol):
+    """Brings one candidate up at a time, and leaves nothing behind."""
+
+    def start(self, trial_id: str, candidate: Candidate) -> None:
+        """Launch it unless it already is. Raises `PortError` while something of an earlier trial is still there."""
+        ...
+
+    def poll(self, trial_id: str) -> ServerStatus:
+        """How it is; notices a death within a second, also under load. `ABSENT` when nothing is left of it."""
+        ...
+
+    def cancel(self, trial_id: str) -> None:
+        """Begin to end it, whole; `poll` answers `ABSENT` once processes, memory and port are proven free."""
+        ...
+
+    def log_tail(self, trial_id: str, lines: int = 50) -> str:
+        """The last lines of its log, kept also after it ended; empty when there is none."""
+        ...
+
+    def sweep(self, keep: Sequence[str]) -> list[str]:
+        """End whatever belongs to trials not in `keep` (left by a crash); the ids that were found."""
+        ...
+
+
+# --- the load test ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """One load test: what is sent where, for how long, judged by what."""
+
+    url: str
+    workload: Workload
+    model: str | None
+    slo: Slo
+    duration: float
+    max_warmup: float
+    seed: int
+    quality_prompts: int = 0
+    quality_max_tokens: int = 0
+    api_key_file: str | None = None
+
+
+class LoadPhase(StrEnum):
+    """Where a load test is."""
+
+    ABSENT = "absent"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class LoadStatus:
+    """What is known of one load test."""
+
+    phase: LoadPhase
+    detail: str = ""
+    progress: float = 0.0
+    measurement: Measurement | None = None
+    answers: Sequence[Sequence[str]] = ()
+
+
+class LoadTest(Protocol):
+    """Runs `tunewright load` as a child process or a pod."""
+
+    def start(self, run_id: str, request: LoadRequest) -> None:
+        """Start it unless it runs or has ended under this id."""
+        ...
+
+    def poll(self, run_id: str) -> LoadStatus:
+        """How it is. An unreadable or empty result is `FAILED` with the raw text, never a number."""
+        ...
+
+    def cancel(self, run_id: str) -> None:
+        """End it and forget its result; returns once it is gone."""
+        ...
+
+
+# --- production ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One production server as it is now."""
+
+    name: str
+    candidate_hash: str | None
+    ready: bool
+    canary: bool
+    labels: Mapping[str, str]
+    since: float
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class TargetPlan:
+    """What production is to look like. The adapter moves towards it, never below one ready known-good server.
+
+    `updated` replicas run `candidate`, the others `baseline`; with `canary`, one more server of `candidate` takes
+    `canary_share` of the requests.
+    """
+
+    baseline: Candidate
+    candidate: Candidate
+    updated: int = 0
+    canary: bool = False
+    canary_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class TargetStatus:
+    """Production as it is, against the last plan."""
+
+    replicas: Sequence[Replica]
+    desired: int
+    settled: bool
+    detail: str
+    failure: Failure | None = None
+    foreign: str | None = None
+
+
+class Target(Protocol):
+    """The vLLM workload in production; the only way to touch it."""
+
+    def describe(self) -> str:
+        """For people: what it is and where clients reach it."""
+        ...
+
+    def baseline(self) -> Candidate:
+        """What production is configured to run now, read from production itself."""
+        ...
+
+    def observe(self) -> TargetStatus:
+        """Production as it is; changes nothing."""
+        ...
+
+    def preflight(self, candidate: Candidate) -> Sequence[str]:
+        """Why this candidate could not be rolled out, before anything moves; empty when it could."""
+        ...
+
+    def apply(self, plan: TargetPlan) -> TargetStatus:
+        """Take one idempotent step towards `plan`. A new server gets requests only after a real completion; one that
+        is to go is drained first. `failure` is set when a server of `candidate` died or could not start."""
+        ...
+
+    def recommend(self, candidate: Candidate) -> str:
+        """What a person would change by hand to run `candidate`, as text."""
+        ...
+
+
+# --- the search ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The next candidate, and why."""
+
+    candidate: Candidate
+    reason: str
+
+
+class Proposer(Protocol):
+    """Space, history and seed to the next candidate; without state of its own, so it can't disagree with the trials."""
+
+    def propose(
+        self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
+    ) -> Proposal | None:
+        """A candidate that was not tried yet and is statically valid; None when the space is exhausted."""
+        ...
+
+    def simplify(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Candidate:
+        """`winner` without the knobs whose effect is within noise as far as the trials can tell."""
+        ...
+
+    def lossy(self, candidate: Candidate, baseline: Candidate) -> Sequence[str]:
+        """The knobs by which `candidate` can change answers where `baseline` does not."""
+        ...
+
+
+# --- the store -------------------------------------------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """The records. Every write is durable when the call returns, or has not happened."""
+
+    def names(self) -> list[str]:
+        """Names of all tunings, sorted."""
+        ...
+
+    def load(self, name: str) -> TuningRecord | None:
+        """The tuning's record."""
+        ...
+
+    def save(self, record: TuningRecord) -> TuningRecord:
+        """Write it if its version is the stored one (0: not there yet); the record with its new version.
+
+        Raises `Conflict` otherwise.
+        """
+        ...
+
+    def trials(self, name: str) -> list[TrialRecord]:
+        """The tuning's trials by number."""
+        ...
+
+    def save_trial(self, name: str, trial: TrialRecord) -> None:
+        """Write one trial, over the one of the same id."""
+        ...
+
+    def clear_trials(self, name: str) -> None:
+        """Forget the trials of a tuning that starts anew."""
+        ...
+
+    def decide(self, name: str, decision: Decision) -> None:
+        """Keep a person's decision until the loop takes it up."""
+        ...
+
+    def decisions(self, name: str) -> list[Decision]:
+        """Every decision ever taken on this tuning, oldest first."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Forget the tuning and all that belongs to it."""
+        ...
