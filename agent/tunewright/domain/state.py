@@ -99,7 +99,8 @@ class TrialRecord(Model):
     candidate: Candidate
     round: int = Field(default=0, ge=0, description="Confirming round, from 1; 0 elsewhere.")
     reason: str = Field(default="", description="Why this candidate was proposed.")
-    attempt: int = Field(default=1, ge=1)
+    attempt: int = Field(default=1, ge=1, description="Counts launches; part of the name of each.")
+    machine_faults: int = Field(default=0, ge=0, description="Attempts that the machine spoilt.")
     phase: TrialPhase = TrialPhase.PENDING
     phase_since: float = 0.0
     created_at: float = 0.0

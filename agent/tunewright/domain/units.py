@@ -53,7 +53,8 @@ def parse_share(value: object) -> Share:
 
 def format_share(share: float) -> str:
     """The text of a share, as `parse_share` reads it."""
-    return f"{share * 100:.6g}%"
+    text = f"{share * 100:.12f}".rstrip("0").rstrip(".")  # never 1e-05%, which would not be read back
+    return f"{text}%"
 
 
 Duration = Annotated[

@@ -1,0 +1,1 @@
+"""Where the records are kept: SQLite on one machine, memory in tests."""

@@ -1,0 +1,1 @@
+"""What people and monitoring see of a tuning: exported metrics, the terminal, the report, generated documentation."""

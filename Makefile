@@ -1,0 +1,51 @@
+# Everything a person runs by hand. `make demo` and `make test` set up all they need themselves.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint unit prometheus generate lock clean
+
+help: ## What can be run
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+demo: $(STAMP) ## A whole tuning on this machine, on simulated servers: some 4 minutes
+	@$(BIN)/tunewright demo
+
+test: $(STAMP) ## Linters, types, layers, and the unit, contract, property and prometheus tests
+	@tests/install-prometheus
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/pytest -q -n 2 --dist worksteal
+
+lint: $(STAMP) ## ruff, mypy --strict, import layers, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tunewright.telemetry.docs --check
+	$(BIN)/python -m tunewright.api.schema --check
+
+generate: $(STAMP) ## Write the generated docs and the JSON schema again
+	$(BIN)/python -m tunewright.telemetry.docs
+	$(BIN)/python -m tunewright.api.schema
+
+lock: $(STAMP) ## Resolve the dependencies again
+	$(BIN)/pip install -q uv
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	  --custom-compile-command 'make lock' pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	  --custom-compile-command 'make lock' --extra dev pyproject.toml -o requirements-dev.lock
+
+clean: ## Remove the virtual environment and the caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(STAMP): requirements-dev.lock pyproject.toml
+	@echo "Setting up $(VENV) with the locked dependencies ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || { echo "python3-venv is needed: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/pip install -q --require-hashes -r requirements-dev.lock
+	@$(BIN)/pip install -q --no-deps -e .
+	@touch $(STAMP)

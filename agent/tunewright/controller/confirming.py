@@ -1,0 +1,142 @@
+"""Confirming: finalists and baseline in turns, from fresh starts, until the gain is settled."""
+
+from collections.abc import Sequence
+
+from tunewright.controller import trials as trial
+from tunewright.controller.context import Context
+from tunewright.controller.searching import advance_trial
+from tunewright.domain.candidate import Candidate
+from tunewright.domain.phases import Phase
+from tunewright.domain.quality import judge_quality
+from tunewright.domain.settle import settle
+from tunewright.domain.state import (
+    ConfirmStatus,
+    Finalist,
+    Gain,
+    TrialOutcome,
+    TrialPurpose,
+    TrialRecord,
+    TuningRecord,
+)
+from tunewright.domain.step import Step, enter, say, update
+from tunewright.domain.tuning import PromotionMode
+
+
+def confirming(record: TuningRecord, context: Context) -> Step:
+    """Measure the next of this round; after each whole round, look whether the gains are settled."""
+    trials = context.store.trials(record.name)
+    current = trial.running(trials)
+    if current is not None and (step := advance_trial(record, current, context)) is not None:
+        return step
+    confirm = record.tuning.spec.confirm
+    mine = [t for t in trials if t.purpose is TrialPurpose.CONFIRM]
+    open_ = [f for f in record.finalists if f.gain is None or f.gain.status is ConfirmStatus.RUNNING]
+    if not open_:
+        return _conclude(record, mine, context)
+    round_ = max((t.round for t in mine), default=1)
+    missing = _missing(record, open_, mine, round_)
+    if missing is None:
+        looked = tuple(_look(record, f, mine) if f in open_ else f for f in record.finalists)
+        after = update(record, finalists=looked)
+        still = [f for f in looked if f.gain is not None and f.gain.status is ConfirmStatus.RUNNING]
+        if not still or _decided(looked):
+            return _conclude(after, mine, context)
+        missing = _missing(after, still, mine, round_ + 1)
+        record, round_ = after, round_ + 1
+        if missing is None:
+            return _conclude(after, mine, context)
+    sentence = f"Confirming, round {round_} of at most {confirm.max_rounds}: {_standing(record.finalists)}."
+    new = trial.new_trial(trials, missing, TrialPurpose.CONFIRM, f"confirming, round {round_}", round_)
+    context.store.save_trial(record.name, new)
+    return Step(say(record, sentence), 0.0)
+
+
+def _missing(
+    record: TuningRecord, open_: Sequence[Finalist], mine: Sequence[TrialRecord], round_: int
+) -> Candidate | None:
+    """Who has not run in this round yet; the order turns round by round, so that drift favours nobody."""
+    members = [record.baseline or Candidate(), *(f.candidate for f in open_)]
+    turn = (round_ - 1) % len(members)
+    done = {t.candidate.hash for t in mine if t.round == round_}
+    return next((c for c in (*members[turn:], *members[:turn]) if c.hash not in done), None)
+
+
+def _look(record: TuningRecord, finalist: Finalist, mine: Sequence[TrialRecord]) -> Finalist:
+    spec, confirm = record.tuning.spec, record.tuning.spec.confirm
+    base = (record.baseline or Candidate()).hash
+    old = {t.round: t for t in mine if t.candidate.hash == base}
+    new = {t.round: t for t in mine if t.candidate.hash == finalist.candidate.hash}
+    rounds = sorted(set(old) & set(new))
+    pairs = [(old[r], new[r]) for r in rounds if old[r].objective and new[r].objective]
+    minimizing = spec.objective.minimize is not None
+    # A latency's objective is negative; the ratio of inverses says by how much it is shorter.
+    values = [
+        (-1 / (o.objective or 1), -1 / (n.objective or 1)) if minimizing else (o.objective or 1, n.objective or 1)
+        for o, n in pairs
+    ]
+    gain = settle(
+        [o for o, _ in values],
+        [n for _, n in values],
+        min_gain=confirm.min_gain,
+        min_rounds=confirm.min_rounds,
+        max_rounds=confirm.max_rounds,
+    )
+    broken = [t for t in new.values() if t.outcome is not TrialOutcome.COMPLETE]
+    base_broken = [t for t in old.values() if t.outcome is not TrialOutcome.COMPLETE]
+    if len(broken) * 2 > len(rounds):
+        reason = f"failed or missed the SLO in {len(broken)} of {len(rounds)} rounds"
+        gain = update(gain, status=ConfirmStatus.NOT_BETTER, reason=reason)
+    elif len(base_broken) == len(rounds) >= confirm.min_rounds and not broken:
+        reason = f"meets the SLO, which the baseline missed in all of {len(rounds)} rounds ({gain.reason})"
+        gain = update(gain, status=ConfirmStatus.BETTER, reason=reason)
+    elif gain.status is ConfirmStatus.RUNNING and len(rounds) >= confirm.max_rounds:
+        reason = f"too few sound rounds: {len(pairs)} of {len(rounds)}"
+        gain = update(gain, status=ConfirmStatus.NOT_SETTLED, reason=reason)
+    return update(finalist, gain=gain)
+
+
+def _decided(finalists: Sequence[Finalist]) -> bool:
+    """Whether the best by its estimate is already better: the others need no more of the spare's time."""
+    gains = [f.gain for f in finalists if f.gain is not None]
+    best = max(gains, key=lambda g: g.estimate.value)
+    return best.status is ConfirmStatus.BETTER
+
+
+def _standing(finalists: Sequence[Finalist]) -> str:
+    return "; ".join(f"{f.candidate.hash} {f.gain.reason if f.gain else 'not measured yet'}" for f in finalists)
+
+
+def _conclude(record: TuningRecord, mine: Sequence[TrialRecord], context: Context) -> Step:
+    now, spec = context.clock.now(), record.tuning.spec
+    baseline = record.baseline or Candidate()
+    better = [f for f in record.finalists if f.gain is not None and f.gain.status is ConfirmStatus.BETTER]
+    better.sort(key=lambda f: f.gain.estimate.value if f.gain else 0.0, reverse=True)
+    turned_down = []
+    for finalist in better:
+        lossy = context.proposer.lossy(finalist.candidate, baseline)
+        if lossy:
+            quality = judge_quality(baseline, finalist.candidate, mine, spec.quality)
+            if not quality.passed:
+                turned_down.append(f"{finalist.candidate.hash} changes answers ({', '.join(lossy)}): {quality.reason}")
+                continue
+        return _won(record, finalist, context)
+    reasons = "; ".join(turned_down) or _standing(record.finalists)
+    unsettled = any(f.gain and f.gain.status is ConfirmStatus.NOT_SETTLED for f in record.finalists)
+    verdict = "The gain is not settled" if unsettled and not turned_down else "No finalist held"
+    sentence = f"{verdict}: {reasons}. Production stays as it is."
+    return Step(enter(record, Phase.NO_IMPROVEMENT, sentence, now), None)
+
+
+def _won(record: TuningRecord, finalist: Finalist, context: Context) -> Step:
+    now, promotion = context.clock.now(), record.tuning.spec.promotion
+    gain: Gain | None = finalist.gain
+    claim = f"{finalist.candidate.hash} is better by {gain.reason if gain else 'an unknown gain'}"
+    if promotion.mode is PromotionMode.RECOMMEND:
+        sentence = f"{claim}. Recommended: apply it as the report says."
+        return Step(enter(record, Phase.RECOMMENDED, sentence, now, winner=finalist.candidate), None)
+    record = update(record, winner=finalist.candidate)
+    if promotion.mode is PromotionMode.AUTO:
+        sentence = f"{claim}. Mode auto: it goes on without asking."
+        return Step(enter(record, Phase.AWAITING_APPROVAL, sentence, now, approval_since=now), 0.0)
+    sentence = f"{claim}. Waiting for approval: tunewright approve {record.name}"
+    return Step(enter(record, Phase.AWAITING_APPROVAL, sentence, now, approval_since=now), 0.0)

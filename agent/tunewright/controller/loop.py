@@ -1,0 +1,47 @@
+"""The loop: reconcile, look, wait; until the tuning has ended or somebody says stop."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tunewright.controller.context import Context
+from tunewright.controller.reconcile import reconcile
+from tunewright.domain.phases import TERMINAL
+from tunewright.domain.state import TuningRecord
+from tunewright.ports import Conflict
+
+MAX_WAIT = 1.0
+"""Seconds between two looks at the store: a person's decision, written by another process, is taken up within it."""
+
+
+class Stop(Protocol):
+    """What a `threading.Event` offers: the loop waits on it, so that stopping is noticed at once."""
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it, at most so many seconds."""
+        ...
+
+
+def run(
+    name: str, context: Context, stop: Stop, on_step: Callable[[TuningRecord], None], *, keep_going: bool = False
+) -> TuningRecord | None:
+    """Drive one tuning until it has ended (with `keep_going`: until `stop`); the last record, None if it is gone.
+
+    Bounded by the deadlines of the phases. Killing it at any point loses nothing: the next run goes on.
+    """
+    while True:
+        try:
+            again = reconcile(name, context)
+        except Conflict:
+            again = 0.0  # somebody else wrote meanwhile: read afresh and decide again
+        record = context.store.load(name)
+        if record is None:
+            return None
+        on_step(record)
+        if record.phase in TERMINAL and again is None and not keep_going:
+            return record
+        if stop.wait(min(again if again is not None else MAX_WAIT, MAX_WAIT)):
+            return record

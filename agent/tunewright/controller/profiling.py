@@ -1,0 +1,55 @@
+"""Pending and Profiling: look at production, and learn what its traffic looks like. Nothing is touched."""
+
+from tunewright.controller.context import Context
+from tunewright.domain.phases import Phase
+from tunewright.domain.profile import Source
+from tunewright.domain.state import TuningRecord
+from tunewright.domain.step import Step, enter, say
+from tunewright.observe.learn import PROFILE_METRICS, learn_profile
+from tunewright.ports import Refused, SeriesWindow
+
+COVERED = 0.8
+"""A window is used once this share of it has samples: a half empty one shows only the latest traffic."""
+
+
+def pending(record: TuningRecord, context: Context) -> Step:
+    """Wait for production to be whole, and note what it runs."""
+    now, status = context.clock.now(), context.target.observe()
+    context.spare.sweep(keep=[])
+    context.store.clear_trials(record.name)
+    ready = [r for r in status.replicas if r.ready and not r.canary]
+    if len(ready) < status.desired:
+        sentence = f"Waiting for production: {len(ready)} of {status.desired} servers are ready ({status.detail})."
+        return Step(say(record, sentence), 1.0)
+    baseline = context.target.baseline()
+    source = Source.of_version(ready[0].version or "")
+    sentence = f"Learning the traffic of {context.target.describe()} from {context.metrics.describe()}."
+    return Step(enter(record, Phase.PROFILING, sentence, now, baseline=baseline, source=source), 0.0)
+
+
+def profiling(record: TuningRecord, context: Context) -> Step:
+    """Learn the traffic profile over one window; wait while there is too little of it."""
+    now, metrics = context.clock.now(), record.tuning.spec.metrics
+    window = context.metrics.fetch(PROFILE_METRICS, now - metrics.window, now)
+    covered = _covered(window)
+    if covered < COVERED and now - record.phase_since < metrics.window:
+        sentence = f"Learning the traffic: {covered * metrics.window:.0f}s of {metrics.window:.0f}s are seen."
+        return Step(say(record, sentence), 1.0)
+    try:
+        profile = learn_profile(
+            window,
+            via=context.metrics.describe(),
+            source=record.source or Source.GPU,
+            min_requests=metrics.min_requests,
+        )
+    except Refused as refusal:
+        return Step(say(record, f"The traffic can't be learned yet: {refusal}"), min(metrics.interval, 15.0))
+    sentence = f"The traffic ({profile.source}, {profile.finished_requests:.0f} requests): {profile.summary()}."
+    return Step(enter(record, Phase.BASELINING, sentence, now, profile=profile), 0.0)
+
+
+def _covered(window: SeriesWindow) -> float:
+    firsts = [series.samples[0][0] for series in window.series if series.samples]
+    if not firsts:
+        return 0.0
+    return max(0.0, min(1.0, (window.end - min(firsts)) / (window.end - window.start)))

@@ -1,0 +1,189 @@
+"""From approval to promoted, or back: the only part that touches production, and only through the target port."""
+
+from tunewright.controller.context import Context
+from tunewright.controller.decisions import go_back, live_approval
+from tunewright.domain.phases import Phase
+from tunewright.domain.state import PromotionState, TuningRecord
+from tunewright.domain.step import Step, age, enter, say, start_anew, update
+from tunewright.domain.tuning import PromotionMode
+from tunewright.domain.verdict import Outcome, Reading, Verdict
+from tunewright.observe.drift import drift
+from tunewright.observe.learn import PROFILE_METRICS, learn_profile
+from tunewright.ports import Refused, Replica, TargetStatus
+from tunewright.rollout.analysis import ANALYSIS_METRICS, hold_to_slo, judge, readings
+from tunewright.rollout.plan import plan_for, ready_canary, ready_on
+
+POLL = 0.5
+"""Seconds between two looks at production while something moves in it."""
+
+
+def awaiting_approval(record: TuningRecord, context: Context) -> Step:
+    """Wait for a person; then look once more before anything moves."""
+    now, promotion = context.clock.now(), record.tuning.spec.promotion
+    if record.winner is None or record.baseline is None:
+        raise Refused("there is no winner to approve")
+    current = context.target.baseline()
+    if current.hash != record.baseline.hash:
+        sentence = f"Production's configuration changed to {current.hash} meanwhile: starting anew."
+        return Step(start_anew(record, sentence, now), 0.0)
+    approval = live_approval(record)
+    if promotion.mode is not PromotionMode.AUTO and approval is None:
+        if age(record, now) > promotion.approval_expiry:
+            sentence = "Nobody approved in time: the approval expired. Production stays as it is."
+            return Step(enter(record, Phase.REJECTED, sentence, now), None)
+        return Step(record, 1.0)
+    obstacles = context.target.preflight(record.winner)
+    if obstacles:
+        sentence = f"Can't be rolled out, and nothing was touched: {'; '.join(obstacles)}"
+        return Step(enter(record, Phase.FAILED, sentence, now), None)
+    desired = context.target.observe().desired
+    state = PromotionState(candidate=record.winner, baseline=record.baseline, replicas=desired)
+    who = f"approved by {approval.by}" if approval else "mode auto"
+    sentence = f"Starting the canary of {record.winner.hash} ({who})."
+    return Step(enter(record, Phase.CANARY, sentence, now, promotion=state), 0.0)
+
+
+def canary(record: TuningRecord, context: Context) -> Step:
+    """One server of the winner takes a share of the requests; it is judged against the others."""
+    now, promotion = context.clock.now(), _promotion(record)
+    canary_spec, analysis = record.tuning.spec.promotion.canary, record.tuning.spec.promotion.analysis
+    status = context.target.apply(plan_for(record, promotion))
+    if status.failure is not None:
+        return _back(record, f"the canary failed: {status.failure.cause}", now)
+    server = ready_canary(status)
+    if server is None:
+        return Step(say(record, f"The canary is starting ({status.detail})."), POLL)
+    if promotion.canary_since is None:
+        share = f"{canary_spec.share:.0%} of the requests"
+        promotion = update(promotion, canary_since=now, judged_from=now + canary_spec.warmup)
+        sentence = f"The canary answers and takes {share}; judged after {canary_spec.warmup:.0f}s of warm-up."
+        return Step(say(update(record, promotion=promotion), sentence), POLL)
+    judged_from = promotion.judged_from or now
+    last_look = promotion.verdict.at if promotion.verdict else judged_from
+    if now < last_look + analysis.interval:
+        return Step(record, POLL)
+    stored = _read(status, server, judged_from, now, context)
+    verdict = judge(stored, record.tuning.spec.slo, analysis, at=now)
+    record = update(record, promotion=update(promotion, verdict=verdict, readings=stored))
+    watched = now - judged_from
+    if verdict.outcome is Outcome.FAIL:
+        return _back(record, f"the canary is worse: {verdict.reason}", now)
+    if verdict.outcome is Outcome.PASS and watched >= analysis.min_duration:
+        sentence = f"The canary holds: {verdict.reason}. Rolling replica by replica."
+        rolling_state = update(_promotion(record), updated=1)
+        return Step(enter(record, Phase.ROLLING, sentence, now, promotion=rolling_state), 0.0)
+    if _no_traffic(verdict) and watched > canary_spec.traffic_timeout:
+        return _back(record, f"no traffic reached the canary in {watched:.0f}s: {verdict.reason}", now)
+    if watched > analysis.max_duration:
+        return _back(record, f"no verdict after {watched:.0f}s: {verdict.reason}", now)
+    return Step(say(record, f"The canary after {watched:.0f}s: {verdict.outcome}, {verdict.reason}."), POLL)
+
+
+def rolling(record: TuningRecord, context: Context) -> Step:
+    """Replica by replica; each new one answers before the next goes, and the canary carries traffic meanwhile."""
+    now, promotion = context.clock.now(), _promotion(record)
+    status = context.target.apply(plan_for(record, promotion))
+    if status.failure is not None:
+        return _back(record, f"a replica failed during the roll: {status.failure.cause}", now)
+    done = ready_on(status, promotion.candidate.hash)
+    if not status.settled or done < promotion.updated:
+        return Step(say(record, f"Rolling: {done} of {promotion.replicas} replicas ({status.detail})."), POLL)
+    if promotion.updated < promotion.replicas:
+        after = update(promotion, updated=promotion.updated + 1)
+        sentence = f"Rolling: {done} of {promotion.replicas} replicas are done."
+        return Step(say(update(record, promotion=after), sentence), 0.0)
+    if promotion.rolled_at is None:
+        sentence = f"All {promotion.replicas} replicas run {promotion.candidate.hash}; the canary goes."
+        return Step(say(update(record, promotion=update(promotion, rolled_at=now)), sentence), 0.0)
+    watch = record.tuning.spec.promotion.watch
+    sentence = f"All {promotion.replicas} replicas run {promotion.candidate.hash}; watching for {watch:.0f}s."
+    judged = update(promotion, judged_from=now, verdict=None)
+    return Step(enter(record, Phase.WATCHING, sentence, now, promotion=judged), 0.0)
+
+
+def watching(record: TuningRecord, context: Context) -> Step:
+    """Everything runs the winner: a regression within the window goes back by itself."""
+    now, promotion = context.clock.now(), _promotion(record)
+    spec = record.tuning.spec.promotion
+    status = context.target.apply(plan_for(record, promotion))
+    if status.failure is not None:
+        return _back(record, f"a replica failed after the roll: {status.failure.cause}", now)
+    if promotion.verdict is None or now - promotion.verdict.at >= spec.analysis.interval or _watched(record, now):
+        window = context.metrics.fetch(ANALYSIS_METRICS, promotion.judged_from or now, now)
+        verdict = hold_to_slo(window, record.tuning.spec.slo, spec.analysis, at=now)
+        promotion = update(promotion, verdict=verdict)
+        record = update(record, promotion=promotion)
+        if verdict.outcome is Outcome.FAIL:
+            return _back(record, f"worse than allowed after the roll: {verdict.reason}", now)
+    if not _watched(record, now):
+        return Step(record, POLL)
+    verdict_text = promotion.verdict.reason if promotion.verdict else "nothing was seen"
+    sentence = f"{promotion.candidate.hash} is promoted: it serves all {promotion.replicas} replicas ({verdict_text})."
+    return Step(enter(record, Phase.PROMOTED, sentence, now), None)
+
+
+def rolling_back(record: TuningRecord, context: Context) -> Step:
+    """Back to the baseline, replica by replica. Never given up: production comes first."""
+    now, promotion = context.clock.now(), _promotion(record)
+    status = context.target.apply(plan_for(record, promotion))
+    done = ready_on(status, promotion.baseline.hash)
+    if not status.settled or done < promotion.replicas:
+        sentence = f"Going back ({promotion.back_reason}): {done} of {promotion.replicas} replicas ({status.detail})."
+        return Step(say(record, sentence), POLL)
+    sentence = f"Production runs the baseline again: {promotion.back_reason}."
+    return Step(enter(record, Phase.ROLLED_BACK, sentence, now), 0.0)
+
+
+def keep(record: TuningRecord, context: Context) -> None:
+    """Suspended half-way: production is kept as the last step left it."""
+    context.target.apply(plan_for(record, _promotion(record)))
+
+
+def ended(record: TuningRecord, context: Context) -> Step:
+    """An ended tuning: production is kept healthy, and `retune: onDrift` looks whether the traffic changed."""
+    now, spec = context.clock.now(), record.tuning.spec
+    if record.promotion is not None and record.phase in (Phase.PROMOTED, Phase.ROLLED_BACK):
+        keep(record, context)
+    if spec.retune.mode != "onDrift" or record.profile is None:
+        return Step(record, None)
+    if now - record.phase_since < spec.metrics.window:
+        return Step(record, spec.metrics.window)
+    window = context.metrics.fetch(PROFILE_METRICS, now - spec.metrics.window, now)
+    try:
+        profile = learn_profile(
+            window, via=record.profile.via, source=record.profile.source, min_requests=spec.metrics.min_requests
+        )
+    except Refused:
+        return Step(record, spec.metrics.window)
+    found = drift(record.profile, profile)
+    if found.value <= spec.retune.drift:
+        return Step(record, spec.metrics.window)
+    sentence = f"The traffic changed ({found.reason}): starting anew."
+    return Step(start_anew(record, sentence, now), 0.0)
+
+
+def _promotion(record: TuningRecord) -> PromotionState:
+    if record.promotion is None:
+        raise Refused("the record says nothing of the promotion it is in")
+    return record.promotion
+
+
+def _watched(record: TuningRecord, now: float) -> bool:
+    return age(record, now) >= record.tuning.spec.promotion.watch
+
+
+def _back(record: TuningRecord, why: str, now: float) -> Step:
+    return Step(go_back(record, why, now), 0.0)
+
+
+def _no_traffic(verdict: Verdict) -> bool:
+    return not any(metric.canary.samples for metric in verdict.metrics)
+
+
+def _read(status: TargetStatus, server: Replica, start: float, now: float, context: Context) -> tuple[Reading, ...]:
+    """Canary and stable servers over the same window."""
+    stable = [r for r in status.replicas if not r.canary]
+    canary_window = context.metrics.fetch(ANALYSIS_METRICS, start, now, dict(server.labels))
+    return readings(
+        canary_window, [context.metrics.fetch(ANALYSIS_METRICS, start, now, dict(r.labels)) for r in stable]
+    )

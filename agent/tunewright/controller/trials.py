@@ -1,0 +1,186 @@
+"""One trial, from launch to nothing left behind. Each step may be taken again after a crash."""
+
+from tunewright.controller.context import Context
+from tunewright.domain.candidate import Candidate
+from tunewright.domain.objective import judge
+from tunewright.domain.state import (
+    Failure,
+    FailureKind,
+    TrialOutcome,
+    TrialPhase,
+    TrialPurpose,
+    TrialRecord,
+    TuningRecord,
+)
+from tunewright.domain.step import update
+from tunewright.domain.workload import workload_for
+from tunewright.ports import LoadPhase, LoadRequest, Refused, ServerPhase
+
+MAX_ATTEMPTS = 3
+"""A trial that fails by the machine's fault is tried this often in all."""
+
+POLL = 0.5
+"""Seconds between two looks at a running trial: a death is noticed within a second."""
+
+
+def run_id(trial: TrialRecord) -> str:
+    """Names one attempt: what an earlier attempt left can't be taken for this one."""
+    return f"{trial.id}-{trial.attempt}"
+
+
+def new_trial(
+    trials: list[TrialRecord], candidate: Candidate, purpose: TrialPurpose, reason: str, round_: int = 0
+) -> TrialRecord:
+    """The next trial of a tuning, with its deterministic id."""
+    number = max((trial.number for trial in trials), default=-1) + 1
+    return TrialRecord(
+        id=f"{number:03d}-{candidate.hash}",
+        number=number,
+        purpose=purpose,
+        candidate=candidate,
+        round=round_,
+        reason=reason,
+    )
+
+
+def running(trials: list[TrialRecord]) -> TrialRecord | None:
+    """The trial that is not done; there is at most one."""
+    return next((trial for trial in trials if trial.phase is not TrialPhase.DONE), None)
+
+
+def advance(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRecord:
+    """Take one step of a trial; the caller writes what comes back before the next one."""
+    match trial.phase:
+        case TrialPhase.PENDING:
+            return _launch(trial, context)
+        case TrialPhase.STARTING:
+            return _await_ready(record, trial, context)
+        case TrialPhase.MEASURING:
+            return _await_measurement(record, trial, context)
+        case TrialPhase.STOPPING:
+            return _stop(record, trial, context)
+        case TrialPhase.DONE:
+            return trial
+
+
+def put_back(trial: TrialRecord, context: Context) -> TrialRecord:
+    """End a running trial so that it can be taken up again later; what was measured so far is lost."""
+    context.load.cancel(run_id(trial))
+    context.spare.cancel(run_id(trial))
+    return update(trial, phase=TrialPhase.PENDING, attempt=trial.attempt + 1, measurement=None, failure=None)
+
+
+def _launch(trial: TrialRecord, context: Context) -> TrialRecord:
+    now = context.clock.now()
+    context.spare.sweep(keep=[run_id(trial)])
+    try:
+        context.spare.start(run_id(trial), trial.candidate)
+    except Refused as refusal:
+        failure = Failure(kind=FailureKind.INVALID_COMBINATION, cause=str(refusal))
+        return _to(trial, TrialPhase.STOPPING, now, created_at=now, failure=failure)
+    return _to(trial, TrialPhase.STARTING, now, created_at=trial.created_at or now)
+
+
+def _await_ready(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRecord:
+    now, server = context.clock.now(), context.spare.poll(run_id(trial))
+    if server.phase is ServerPhase.ABSENT:
+        context.spare.start(run_id(trial), trial.candidate)
+        return trial
+    if server.phase is ServerPhase.FAILED:
+        return _to(trial, TrialPhase.STOPPING, now, failure=server.failure or _unknown(server.detail))
+    if server.phase is not ServerPhase.READY or server.url is None:
+        return trial
+    context.load.start(run_id(trial), _load_request(record, trial, server.url))
+    return _to(
+        trial,
+        TrialPhase.MEASURING,
+        now,
+        ready_at=now,
+        load_started_at=now,
+        start_seconds=server.start_seconds,
+        effective=dict(server.effective),
+        surprises=tuple(server.surprises),
+    )
+
+
+def _await_measurement(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRecord:
+    now, server, load = context.clock.now(), context.spare.poll(run_id(trial)), context.load.poll(run_id(trial))
+    if server.phase is ServerPhase.FAILED:
+        context.load.cancel(run_id(trial))
+        return _to(trial, TrialPhase.STOPPING, now, failure=server.failure or _unknown(server.detail))
+    if load.phase is LoadPhase.ABSENT:
+        if server.phase is not ServerPhase.READY or server.url is None:
+            lost = Failure(kind=FailureKind.KILLED, cause="the server and its load test are gone")
+            return _to(trial, TrialPhase.STOPPING, now, failure=lost)
+        context.load.start(run_id(trial), _load_request(record, trial, server.url))
+        return trial
+    if load.phase is LoadPhase.FAILED:
+        failed = Failure(kind=FailureKind.LOAD_TEST, cause=load.detail or "the load test failed without a word")
+        return _to(trial, TrialPhase.STOPPING, now, failure=failed)
+    if load.phase is not LoadPhase.DONE:
+        return trial
+    if load.measurement is None or load.measurement.void:
+        void = "; ".join(load.measurement.void) if load.measurement else "it ended without a measurement"
+        unsound = Failure(kind=FailureKind.LOAD_TEST, cause=f"the measurement is void: {void}")
+        return _to(trial, TrialPhase.STOPPING, now, failure=unsound, measurement=load.measurement)
+    answers = tuple(tuple(answer) for answer in load.answers)
+    return _to(trial, TrialPhase.STOPPING, now, measurement=load.measurement, answers=answers)
+
+
+def _stop(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRecord:
+    context.load.cancel(run_id(trial))
+    context.spare.cancel(run_id(trial))
+    if context.spare.poll(run_id(trial)).phase is not ServerPhase.ABSENT:
+        return trial
+    now = context.clock.now()
+    if trial.failure is not None:
+        if not trial.failure.machine_fault:
+            return _to(trial, TrialPhase.DONE, now, finished_at=now, outcome=TrialOutcome.INFEASIBLE)
+        faults = trial.machine_faults + 1
+        if faults >= MAX_ATTEMPTS:
+            ended: dict[str, object] = {"finished_at": now, "outcome": TrialOutcome.FAILED}
+            return _to(trial, TrialPhase.DONE, now, machine_faults=faults, **ended)
+        again: dict[str, object] = {"attempt": trial.attempt + 1, "failure": None, "measurement": None}
+        return _to(trial, TrialPhase.PENDING, now, machine_faults=faults, **again)
+    if trial.measurement is None:
+        lost = Failure(kind=FailureKind.UNKNOWN, cause="stopped with neither a measurement nor a failure")
+        return _to(trial, TrialPhase.DONE, now, finished_at=now, outcome=TrialOutcome.FAILED, failure=lost)
+    spec = record.tuning.spec
+    judged = judge(spec.objective, spec.slo, trial.measurement)
+    outcome = TrialOutcome.COMPLETE if judged.feasible else TrialOutcome.INFEASIBLE
+    return _to(
+        trial,
+        TrialPhase.DONE,
+        now,
+        finished_at=now,
+        outcome=outcome,
+        objective=judged.value,
+        slo_margin=judged.margin,
+    )
+
+
+def _load_request(record: TuningRecord, trial: TrialRecord, url: str) -> LoadRequest:
+    spec = record.tuning.spec
+    if record.profile is None:
+        raise AssertionError("a trial is only run once the traffic profile is known")
+    confirming = trial.purpose is TrialPurpose.CONFIRM
+    return LoadRequest(
+        url=url,
+        workload=workload_for(spec.load, record.profile),
+        model=spec.target.model,
+        slo=spec.slo,
+        duration=spec.load.duration,
+        max_warmup=spec.load.max_warmup,
+        seed=spec.load.seed + trial.number * 1000 + trial.attempt,
+        quality_prompts=spec.quality.prompts if confirming else 0,
+        quality_max_tokens=spec.quality.max_tokens if confirming else 0,
+        api_key_file=spec.target.api_key_file,
+    )
+
+
+def _to(trial: TrialRecord, phase: TrialPhase, now: float, **changes: object) -> TrialRecord:
+    return update(trial, phase=phase, phase_since=now, **changes)
+
+
+def _unknown(detail: str) -> Failure:
+    return Failure(kind=FailureKind.UNKNOWN, cause=detail or "the server failed without a word")

@@ -1,0 +1,131 @@
+"""List and watch one kind: a wake-up for every change, and a connection that died is noticed."""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from tunewright.kube.client import WATCH_SECONDS, WATCH_SILENCE, Json, Kube
+from tunewright.kube.errors import Gone, KubeError
+from tunewright.kube.resources import Resource
+
+MAX_BACKOFF = 30.0
+"""Seconds between two tries while the API server does not answer."""
+
+Key = tuple[str, str]
+"""Namespace and name."""
+
+_log = logging.getLogger(__name__)
+
+
+class Stop(Protocol):
+    """What a `threading.Event` offers."""
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it, at most so many seconds."""
+        ...
+
+
+class Watcher:
+    """Calls `on_change(key, object)` for every object there is and every change; None for one that is gone.
+
+    It wakes, it is no truth: a change may be told twice, and several may be told as one.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        resource: Resource,
+        on_change: Callable[[Key, Json | None], None],
+        *,
+        namespace: str | None = None,
+        labels: str = "",
+        monotonic: Callable[[], float],
+        seconds: int = WATCH_SECONDS,
+        silence: float = WATCH_SILENCE,
+    ) -> None:
+        self._kube, self._resource, self._on_change = kube, resource, on_change
+        self._namespace, self._labels = namespace, labels
+        self._monotonic = monotonic
+        self._seconds, self._silence = seconds, silence
+        self._known: dict[Key, str] = {}
+        self._version = ""
+        self._heard: float | None = None
+
+    def silent_for(self) -> float | None:
+        """Seconds since the API server last answered; None: it never did. Above some 70 the watch is in trouble."""
+        return None if self._heard is None else self._monotonic() - self._heard
+
+    def run(self, stop: Stop) -> None:
+        """Watch until `stop`, which is noticed with the next event, at the latest after `silence` seconds."""
+        failures = 0
+        while not stop.is_set():
+            try:
+                self.once(stop)
+                failures = 0
+            except KubeError as error:
+                failures += 1
+                pause = min(MAX_BACKOFF, 0.5 * 2 ** min(failures - 1, 10))
+                _log.warning("watching %s: %s (again in %gs)", self._resource.plural, error, pause)
+                stop.wait(pause)
+
+    def once(self, stop: Stop) -> None:
+        """List unless a version to go on from is known, then one watch until the server ends it."""
+        try:
+            if not self._version:
+                self._list()
+            events = self._kube.watch(
+                self._resource,
+                self._namespace,
+                resource_version=self._version,
+                labels=self._labels,
+                seconds=self._seconds,
+                silence=self._silence,
+            )
+            for event in events:
+                self._heard = self._monotonic()
+                self._take(event.type, event.object)
+                if stop.is_set():
+                    return
+            self._heard = self._monotonic()
+        except Gone:
+            self._version = ""  # too old to go on from: the next turn lists again
+        except KubeError:
+            # What was missed meanwhile is found by listing, however long it takes.
+            self._version = ""
+            raise
+
+    def _list(self) -> None:
+        found = self._kube.list(self._resource, self._namespace, labels=self._labels)
+        self._heard = self._monotonic()
+        there = {_key(each): each for each in found.items}
+        for key in self._known.keys() - there.keys():
+            self._forget(key)
+        for key, each in there.items():
+            self._remember(key, each)
+        self._version = found.resource_version
+
+    def _take(self, kind: str, found: Json) -> None:
+        if kind == "DELETED":
+            self._forget(_key(found))
+        elif kind != "BOOKMARK":
+            self._remember(_key(found), found)
+        self._version = found["metadata"]["resourceVersion"]
+
+    def _remember(self, key: Key, found: Json) -> None:
+        version = found["metadata"]["resourceVersion"]
+        if self._known.get(key) != version:
+            self._known[key] = version
+            self._on_change(key, found)
+
+    def _forget(self, key: Key) -> None:
+        self._known.pop(key, None)
+        self._on_change(key, None)
+
+
+def _key(found: Json) -> Key:
+    metadata = found["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]

@@ -1,0 +1,172 @@
+"""The command `tunewright load`: for the service by files, for people by arguments."""
+
+import argparse
+import asyncio
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+from pydantic import ValidationError
+
+from tunewright.domain.units import parse_duration, parse_share
+from tunewright.domain.workload import Lengths, Workload
+from tunewright.loadtest.counters import Observer, ServerFacts
+from tunewright.loadtest.files import write_atomic
+from tunewright.loadtest.job import LoadFailure, LoadJob, LoadResult, Progress
+from tunewright.loadtest.judge import measurement, notes
+from tunewright.loadtest.quality import quality_answers
+from tunewright.loadtest.report import table
+from tunewright.loadtest.session import Raw, Session, Tell
+
+OK, FAILED, USAGE, VOID = 0, 1, 2, 3
+
+
+def execute(job: LoadJob, tell: Tell) -> LoadResult:
+    """Run one load test in this process. Never raises for what the server does: the result has the reason."""
+    content_seed = job.content_seed if job.content_seed is not None else secrets.randbits(53)
+    deadline = time.monotonic() + job.hard_limit - 10.0
+    try:
+        api_key = _read_key(job)
+        observer = Observer(job, api_key)
+        try:
+            facts = observer.facts()
+            raw = gather(job, facts, observer, content_seed, api_key, tell)
+            measured = measurement(job, facts, raw)
+            answers = quality_answers(job, observer, facts.model, facts.max_model_len, deadline)
+        finally:
+            observer.close()
+    except LoadFailure as failure:
+        return LoadResult(failure=str(failure), content_seed=content_seed)
+    return LoadResult(
+        measurement=measured, answers=answers, content_seed=content_seed, notes=tuple(notes(job, raw, measured))
+    )
+
+
+def gather(
+    job: LoadJob, facts: ServerFacts, observer: Observer, content_seed: int, api_key: str | None, tell: Tell
+) -> Raw:
+    """Put the load on the server and gather what came back, unjudged. Raises `LoadFailure`."""
+    session = Session(job, facts, observer, content_seed, api_key, tell)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(session.run())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 measured, 1 no result, 2 wrong arguments, 3 measured but void (only without --result)."""
+    parser = _parser()
+    given = parser.parse_args(argv)
+    if (given.request is None) == (given.url is None) or (given.request is None) != (given.result is None):
+        parser.error("give either URL, or both --request and --result")
+    return _serve(given.request, given.result) if given.request else _for_people(parser, given)
+
+
+def progress_path(result: Path) -> Path:
+    """Where the progress of a run is written, beside its result."""
+    return result.with_name(f"{result.name}.progress")
+
+
+def _serve(request: Path, result: Path) -> int:
+    try:
+        job = LoadJob.model_validate_json(request.read_bytes())
+    except (OSError, ValidationError) as error:
+        print(f"{request} is no load test: {error}", file=sys.stderr)
+        return USAGE
+    progress = progress_path(result)
+
+    def tell(news: Progress) -> None:
+        part = progress.with_name(f".{progress.name}.part")  # no fsync: it is news, and must not hold up the streams
+        part.write_text(news.model_dump_json())
+        part.replace(progress)
+
+    outcome = execute(job, tell)
+    write_atomic(result, outcome.model_dump_json().encode())
+    if outcome.failure is not None:
+        print(outcome.failure, file=sys.stderr)
+        return FAILED
+    return OK
+
+
+def _for_people(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    try:
+        job = _job(given)
+    except (ValueError, ValidationError) as error:
+        parser.error(str(error))
+    shown = sys.stderr.isatty()
+
+    def tell(news: Progress) -> None:
+        if shown:
+            print(f"\r\x1b[K{news.detail}", end="", file=sys.stderr, flush=True)
+
+    outcome = execute(job, tell)
+    if shown:
+        print("\r\x1b[K", end="", file=sys.stderr)
+    if given.json:
+        print(outcome.model_dump_json(indent=2))
+    elif outcome.failure is None:
+        print(table(job, outcome))
+    if outcome.failure is not None:
+        print(outcome.failure, file=sys.stderr)
+        return FAILED
+    return VOID if outcome.measurement is not None and outcome.measurement.void else OK
+
+
+def _job(given: argparse.Namespace) -> LoadJob:
+    workload = Workload(
+        concurrency=given.concurrency if given.rate is None else None,
+        rate=given.rate,
+        burstiness=given.burstiness,
+        prompt_tokens=Lengths(fixed=given.prompt_tokens),
+        output_tokens=Lengths(fixed=given.output_tokens),
+        prefix_reuse=parse_share(given.prefix_reuse),
+    )
+    return LoadJob(
+        url=given.url.rstrip("/"),
+        workload=workload,
+        model=given.model,
+        duration=parse_duration(given.duration),
+        max_warmup=parse_duration(given.max_warmup),
+        seed=given.seed,
+        api_key_file=given.api_key_file,
+        ca_file=given.ca_file,
+        endpoint=given.endpoint,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tunewright load", description="Load-test one OpenAI-compatible server and say how far the numbers hold."
+    )
+    parser.add_argument("url", nargs="?", help="base URL of the server, as http://127.0.0.1:8000")
+    loop = parser.add_mutually_exclusive_group()
+    loop.add_argument("--concurrency", type=int, default=32, help="closed loop: requests running at all times (32)")
+    loop.add_argument("--rate", type=float, help="open loop: requests per second")
+    parser.add_argument("--burstiness", type=float, default=1.0, help="variance over mean of arrivals, 1 is Poisson")
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--prefix-reuse", default="0%", metavar="SHARE", help="share of prompt tokens shared, as 50%%")
+    parser.add_argument("--duration", default="35s", help="length of the steady window (35s)")
+    parser.add_argument("--max-warmup", default="120s", help="the warm-up is ended by then (120s)")
+    parser.add_argument("--model", help="served model name; asked of the server when left out")
+    parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions")
+    parser.add_argument("--seed", type=int, default=1, help="seed of lengths and arrivals (1)")
+    parser.add_argument("--api-key-file", metavar="FILE", help="file with the bearer token")
+    parser.add_argument("--ca-file", metavar="FILE", help="authorities to trust for https, PEM")
+    parser.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    parser.add_argument("--request", type=Path, metavar="FILE", help="a load test as JSON, instead of URL")
+    parser.add_argument("--result", type=Path, metavar="FILE", help="where its result goes")
+    return parser
+
+
+def _read_key(job: LoadJob) -> str | None:
+    if job.api_key_file is None:
+        return None
+    try:
+        key = Path(job.api_key_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadFailure(f"the API key file {job.api_key_file} can't be read: {error}") from error
+    if not key or not key.isprintable() or " " in key:
+        raise LoadFailure(f"the API key file {job.api_key_file} must hold one token and nothing else")
+    return key

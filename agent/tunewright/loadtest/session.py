@@ -1,0 +1,265 @@
+"""One load test from the first request to the last: warm-up, steady window, drain. Gathers; judges nothing."""
+
+import asyncio
+import contextlib
+import gc
+import resource
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tunewright.domain.units import format_duration
+from tunewright.loadtest import statistics
+from tunewright.loadtest.client import Client
+from tunewright.loadtest.counters import Observer, Scrape, ServerFacts, trust
+from tunewright.loadtest.job import LoadFailure, LoadJob, Progress
+from tunewright.loadtest.pacing import ClosedLoop, OpenLoop, Pacing, Stock
+from tunewright.loadtest.prompts import PromptSource
+from tunewright.loadtest.protocol import Server, error_kind, kernel_stamps
+from tunewright.loadtest.recording import NANO, Record, Recorder
+
+Tell = Callable[[Progress], None]
+
+DRAIN = 10.0
+"""Seconds that running requests get to end after the window; then they are cut off."""
+_SILENCE = 120.0  # seconds without one event, with requests in flight
+_REFUSED = 5  # connections refused in a row: the server is gone
+_MOST_IN_FLIGHT = 20_000  # of an open loop: memory and file descriptors end somewhere
+_CLOCK_JUMP_NS = 5_000_000
+_TICK = 0.25
+
+
+@dataclass
+class Raw:
+    """What a run gathered. Times in nanoseconds since the epoch."""
+
+    records: list[Record]
+    start_ns: int = 0
+    end_ns: int = 0
+    load_started_ns: int = 0
+    settled: bool = False
+    cpu_seconds: float = 0.0
+    unstamped_reads: int = 0
+    built_late: int = 0
+    clock_jumps: int = 0
+    before: Scrape | None = None
+    window: list[Scrape] = field(default_factory=list)
+    after: Scrape | None = None
+    reachable_reuse: float = 0.0
+
+
+class Session:
+    """Runs one job against one server."""
+
+    def __init__(
+        self,
+        job: LoadJob,
+        facts: ServerFacts,
+        observer: Observer,
+        content_seed: int,
+        api_key: str | None,
+        tell: Tell,
+    ) -> None:
+        self._job = job
+        self._observer = observer
+        self._tell = tell
+        self._told = 0.0
+        self._recorder = Recorder()
+        self._raw = Raw(records=self._recorder.records)
+        self._offset_ns = 0
+        self._last_events = (0, time.monotonic())
+        path = "/v1/chat/completions" if job.endpoint == "chat" else "/v1/completions"
+        try:
+            self._server = Server.of(job.url, path, api_key, trust(job))
+        except OSError as error:
+            raise LoadFailure(f"can't use {job.url}: {error}; check its host name") from error
+        self._source = PromptSource(job, facts.model, content_seed, facts.max_model_len, facts.block_size)
+        self._raw.reachable_reuse = self._source.reachable_reuse
+
+    async def run(self) -> Raw:
+        """Run it. Raises `LoadFailure` as soon as it is clear that there will be no result."""
+        raw, concurrency = self._raw, self._job.workload.concurrency
+        _allow_many_files(2 * (concurrency or 1000) + 200)
+        sys.setswitchinterval(0.0005)  # so that the thread that reads /metrics never holds the streams up for long
+        holder = kernel_stamps()
+        client = Client(self._server, self._recorder, f"tunewright-{secrets.token_hex(4)}")
+        stock = Stock(self._source, min(2 * (concurrency or 64), 1024))
+        try:
+            await self._open(client, concurrency or 16)
+            pacing = self._pacing(client, stock)
+            client.ended = pacing.ended
+            stock.fill()
+            raw.before = await asyncio.to_thread(self._observer.scrape)
+            with _NoGarbageCollection():
+                raw.load_started_ns = time.time_ns()
+                self._offset_ns = _clock_offset() or 0
+                pacing.start()
+                try:
+                    await self._warm_up()
+                    await self._measure(pacing)
+                finally:
+                    pacing.stop()
+                await self._drain()
+            raw.after = await asyncio.to_thread(self._final_scrape)
+        finally:
+            stock.close()
+            client.close()
+            if holder is not None:
+                holder.close()
+        raw.unstamped_reads = self._recorder.unstamped_reads
+        raw.built_late = stock.empty
+        return raw
+
+    def _pacing(self, client: Client, stock: Stock) -> Pacing:
+        workload, seed = self._job.workload, self._job.seed
+        if workload.concurrency is not None:
+            return ClosedLoop(client, self._source, stock, workload.concurrency, seed)
+        return OpenLoop(client, stock, workload.rate or 1.0, workload.burstiness, seed)
+
+    async def _open(self, client: Client, count: int) -> None:
+        try:
+            await client.open(count)
+        except (OSError, TimeoutError) as error:
+            raise LoadFailure(f"can't connect to {self._job.url}: {error_kind(error)}; is the server up?") from error
+
+    async def _warm_up(self) -> None:
+        job, recorder = self._job, self._recorder
+        width = statistics.warmup_span(job.duration) / (2 * statistics.HALF)
+        started = time.monotonic()
+        rates: list[float] = []
+        ttfts: list[list[float]] = []
+        while (elapsed := time.monotonic() - started) < job.max_warmup:
+            events, since = recorder.events, time.monotonic()
+            recorder.first_tokens.clear()
+            await self._ticks(min(width, job.max_warmup - elapsed), f"warming up for {elapsed:.0f} s")
+            rates.append((recorder.events - events) / (time.monotonic() - since))
+            ttfts.append([seconds for _, seconds in recorder.first_tokens])
+            if recorder.ramp_pending == 0 and recorder.completed and statistics.settled(rates, ttfts):
+                self._raw.settled = True
+                return
+
+    async def _measure(self, pacing: Pacing) -> None:
+        raw, duration = self._raw, self._job.duration
+        raw.start_ns = time.time_ns()
+        raw.end_ns = raw.start_ns + round(duration * NANO)
+        cpu = time.process_time()
+        scrapes = asyncio.create_task(self._scrape_window(duration))
+        try:
+            await self._ticks(duration, "measuring")
+            late = max(1.0, (time.time_ns() - raw.start_ns) / NANO / duration)  # the last sleep may have ended late
+            raw.cpu_seconds = (time.process_time() - cpu) / late
+            pacing.stop()
+            await scrapes
+        finally:
+            scrapes.cancel()
+
+    async def _scrape_window(self, duration: float) -> None:
+        """The first and last give the server's side of the window, those between the highest use of its cache."""
+        end = time.monotonic() + duration
+        pause = max(1.0, duration / 10)
+        while True:
+            scrape = await asyncio.to_thread(self._observer.scrape)
+            if scrape is not None:
+                self._raw.window.append(scrape)
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            await asyncio.sleep(left if left < 2 * pause else pause)
+
+    async def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN
+        while self._recorder.in_flight and time.monotonic() < deadline:
+            await self._ticks(0.05, f"waiting for {self._recorder.in_flight} running requests")
+
+    def _final_scrape(self) -> Scrape | None:
+        """Once the server has counted what it sent: its gauges are at zero, or two seconds have passed."""
+        deadline = time.monotonic() + 2.0
+        while True:
+            scrape = self._observer.scrape()
+            if scrape is None or time.monotonic() > deadline:
+                return scrape
+            sums = scrape.sums()
+            if not sums.get("vllm:num_requests_running", 0.0) + sums.get("vllm:num_requests_waiting", 0.0):
+                return scrape
+            time.sleep(0.1)
+
+    async def _ticks(self, seconds: float, doing: str) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, _TICK))
+            self._check()
+            self._say(doing)
+
+    def _check(self) -> None:
+        recorder, url = self._recorder, self._job.url
+        if recorder.refused_in_a_row >= _REFUSED:
+            raise LoadFailure(
+                f"the server at {url} is gone: connection refused {recorder.refused_in_a_row} times in a row, "
+                f"after {recorder.completed} completed requests; read its log"
+            )
+        limit = max(50 if recorder.completed else 8, 2 * (self._job.workload.concurrency or 0))
+        if recorder.failed_in_a_row >= limit:
+            raise LoadFailure(
+                f"the last {recorder.failed_in_a_row} requests to {url} all failed: {recorder.last_error}; read its log"
+            )
+        if recorder.in_flight > _MOST_IN_FLIGHT:
+            raise LoadFailure(
+                f"{recorder.in_flight} requests are in flight at {url}: it can't keep up with the rate; lower it"
+            )
+        events, since = self._last_events
+        if recorder.events != events or not recorder.in_flight:
+            self._last_events = (recorder.events, time.monotonic())
+        elif time.monotonic() - since > max(_SILENCE, self._job.max_warmup):
+            raise LoadFailure(
+                f"{url} has sent nothing for {format_duration(round(time.monotonic() - since))}, with "
+                f"{recorder.in_flight} requests in flight: it hangs; read its log"
+            )
+        offset = _clock_offset()
+        if offset is not None:
+            self._raw.clock_jumps += abs(offset - self._offset_ns) > _CLOCK_JUMP_NS
+            self._offset_ns = offset
+
+    def _say(self, doing: str) -> None:
+        now = time.monotonic()
+        if now - self._told < 1.0:
+            return
+        self._told = now
+        raw, job = self._raw, self._job
+        elapsed = (time.time_ns() - (raw.start_ns or raw.load_started_ns)) / NANO
+        share = 0.5 + 0.45 * elapsed / job.duration if raw.start_ns else 0.5 * elapsed / max(job.max_warmup, 1.0)
+        detail = f"{doing}: {self._recorder.completed} requests completed, {self._recorder.in_flight} in flight"
+        self._tell(Progress(share=min(max(share, 0.0), 0.95), detail=detail))
+
+
+def _clock_offset() -> int | None:
+    """Wall clock minus monotonic clock; None when we were held up while reading them."""
+    for _ in range(5):
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        if time.monotonic_ns() - before < 1_000_000:
+            return wall - before
+    return None
+
+
+class _NoGarbageCollection(contextlib.AbstractContextManager[None]):
+    """A collection stops the streams for milliseconds; what a run allocates has no cycles."""
+
+    def __enter__(self) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        gc.enable()
+        gc.unfreeze()
+
+
+def _allow_many_files(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ceiling = hard if hard != resource.RLIM_INFINITY else 1 << 20
+    if wanted > ceiling:
+        raise LoadFailure(f"{wanted} open files are needed and {ceiling} allowed: raise the limit (ulimit -Hn)")
+    if soft < ceiling:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(ceiling, max(soft, 65_536)), hard))

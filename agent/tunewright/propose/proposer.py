@@ -1,0 +1,182 @@
+"""Space, history and seed to the next candidate. Nothing is kept between calls: the trials are the only state."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+from tunewright.domain.candidate import Candidate, content_hash
+from tunewright.domain.profile import TrafficProfile
+from tunewright.domain.state import TrialOutcome, TrialRecord
+from tunewright.domain.tuning import Search
+from tunewright.knobs.catalogue import is_lossy
+from tunewright.knobs.facts import ModelFacts
+from tunewright.knobs.validity import problems
+from tunewright.ports import Proposal
+from tunewright.propose.effects import Effect, effects_of, fit_effects
+from tunewright.propose.lessons import Lessons
+from tunewright.propose.model import Observation, best, draws, observations
+from tunewright.propose.space import Space, build_space, check_search
+from tunewright.propose.starts import starts
+
+_DRAWS = 64
+"""Draws of the model before its neighbourhood is walked instead."""
+
+_EXHAUSTIVE = 20_000
+"""Spaces up to this size are walked to their end before they are called exhausted."""
+
+_RANDOM_TRIES = 2_000
+_NEIGHBOUR_EVERY = 2
+"""Every so many proposals of the model, one step from the best: TPE alone is slow to finish near it."""
+
+_UNITS = ({"speculative_method", "num_speculative_tokens"},)
+"""Knobs that only mean something together."""
+
+
+class OptunaProposer:
+    """The proposer on Optuna's TPE. Raises `Refused` at once when the search names what does not exist."""
+
+    def __init__(self, search: Search, facts: ModelFacts) -> None:
+        check_search(search)
+        self._search, self._facts = search, facts
+
+    def propose(
+        self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
+    ) -> Proposal | None:
+        """A candidate that was not tried yet and may run; None when the space is exhausted."""
+        facts = self._facts_with(trials)
+        space = build_space(self._search, facts, baseline, trials)
+        lessons = Lessons(trials, space.defaults)
+        searched = [axis.name for axis in space.axes]
+
+        def acceptable(proposal: Proposal) -> Proposal | None:
+            clamped = lessons.clamp(proposal.candidate, searched)
+            fresh = clamped.hash not in lessons.tried and clamped != baseline
+            if not fresh or lessons.objection(clamped) or problems(clamped, facts):
+                return None
+            told = "" if clamped == proposal.candidate else ", within the bound that a failure told"
+            return Proposal(clamped, proposal.reason + told)
+
+        seen = observations(trials)
+        for proposal in self._ideas(space, seen, baseline, trials, profile, facts):
+            accepted = acceptable(proposal)
+            if accepted is not None:
+                return accepted
+        return None
+
+    def _ideas(
+        self,
+        space: Space,
+        seen: Sequence[Observation],
+        baseline: Candidate,
+        trials: Sequence[TrialRecord],
+        profile: TrafficProfile | None,
+        facts: ModelFacts,
+    ) -> Iterator[Proposal]:
+        """Everything worth asking about, the most promising first; finite."""
+        yield from starts(space, baseline, trials, profile, facts)
+        seed = int(content_hash([self._search.seed, len(trials)]), 16) % 2**31
+        if len(trials) % _NEIGHBOUR_EVERY == 0:
+            yield from _neighbours(space, seen, random.Random(seed))
+        for positions in draws(space, seen, seed, _DRAWS):
+            yield Proposal(space.candidate(positions), f"drawn by TPE from {len(seen)} candidates")
+        yield from _neighbours(space, seen, random.Random(seed))
+        yield from _everything(space, random.Random(seed))
+
+    def simplify(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Candidate:
+        """`winner` without the knobs that the trials show to be worth no more than the noise.
+
+        A knob goes back to the baseline's value. It stays when the trials can't tell, when the rest could not run
+        without it, or when what is left was tried and did worse.
+        """
+        facts = self._facts_with(trials)
+        fit = fit_effects(baseline, trials)
+        if fit is None:
+            return winner
+        space = build_space(self._search, facts, baseline, trials)
+        lessons = Lessons(trials, space.defaults)
+        current = winner
+        dropped: list[str] = []
+        units = _units(winner, baseline)
+        for unit in sorted(units, key=lambda names: fit.upper(_effects(winner, baseline, names))):
+            simpler = current
+            for name in unit:
+                simpler = simpler.with_value(name, baseline.values.get(name))
+            names = [*dropped, *unit]
+            within_noise = fit.upper(_effects(winner, baseline, names)) <= fit.noise
+            if not within_noise or problems(simpler, facts) or lessons.objection(simpler):
+                continue
+            if _did_worse(simpler, winner, trials, fit.noise):
+                continue
+            current, dropped = simpler, names
+        return current
+
+    def lossy(self, candidate: Candidate, baseline: Candidate) -> Sequence[str]:
+        """The knobs by which `candidate` can change answers where `baseline` does not."""
+        changed = candidate.differences(baseline)
+        return [name for name, (own, _) in changed.items() if own is not None and is_lossy(name, own)]
+
+    def _facts_with(self, trials: Sequence[TrialRecord]) -> ModelFacts:
+        """The facts, with the version that answered in the trials where it was not known before."""
+        if self._facts.vllm_version is not None:
+            return self._facts
+        versions = [trial.measurement.vllm_version for trial in trials if trial.measurement is not None]
+        return replace(self._facts, vllm_version=versions[-1]) if versions else self._facts
+
+
+def _neighbours(space: Space, seen: Sequence[Observation], rng: random.Random) -> Iterator[Proposal]:
+    """One step from the best candidate along each axis, in random order."""
+    top = best(seen)
+    if top is None:
+        return
+    here = space.positions(top.candidate)
+    moves: list[tuple[str, int]] = []
+    for axis in space.axes:
+        places = range(len(axis.values))
+        near = [p for p in places if abs(p - here[axis.name]) == 1] if axis.ordered else places
+        moves.extend((axis.name, place) for place in near if place != here[axis.name])
+    rng.shuffle(moves)
+    for name, place in moves:
+        yield Proposal(space.candidate({**here, name: place}), f"one step in {name} from the best so far")
+
+
+def _everything(space: Space, rng: random.Random) -> Iterator[Proposal]:
+    """What is left: all of a small space, so that it is really exhausted; a bounded sample of a large one."""
+    lengths = [len(axis.values) for axis in space.axes]
+    names = [axis.name for axis in space.axes]
+    if space.size <= _EXHAUSTIVE:
+        places = list(product(*(range(length) for length in lengths)))
+        rng.shuffle(places)
+    else:
+        places = [tuple(rng.randrange(length) for length in lengths) for _ in range(_RANDOM_TRIES)]
+    for place in places:
+        yield Proposal(space.candidate(dict(zip(names, place, strict=True))), "drawn at random")
+
+
+def _units(winner: Candidate, baseline: Candidate) -> list[list[str]]:
+    """The changed knobs, those that belong together as one."""
+    changed = list(winner.differences(baseline))
+    units = []
+    for together in _UNITS:
+        unit = [name for name in changed if name in together]
+        if unit:
+            units.append(unit)
+            changed = [name for name in changed if name not in together]
+    return [*units, *([name] for name in changed)]
+
+
+def _effects(winner: Candidate, baseline: Candidate, names: Sequence[str]) -> list[Effect]:
+    return [effect for effect in effects_of(winner, baseline) if effect[0] in names]
+
+
+def _did_worse(simpler: Candidate, winner: Candidate, trials: Sequence[TrialRecord], noise: float) -> bool:
+    """Whether the simpler candidate was tried itself, and failed, missed the SLO or was slower than noise explains."""
+    own = [trial for trial in trials if trial.candidate == simpler and trial.outcome is not None]
+    if any(trial.outcome is TrialOutcome.INFEASIBLE for trial in own):
+        return True
+    values = [trial.objective for trial in own if trial.objective is not None]
+    others = [t.objective for t in trials if t.candidate == winner and t.objective is not None]
+    if not values or not others:
+        return False
+    mine, best_known = sum(values) / len(values), sum(others) / len(others)
+    return mine < best_known - noise * abs(best_known)

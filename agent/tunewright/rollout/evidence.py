@@ -1,0 +1,195 @@
+"""The raw numbers of an analysis: from two windows of samples to the readings that are stored, and back. Pure."""
+
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tunewright.domain.profile import Histogram
+from tunewright.domain.verdict import Reading
+from tunewright.observe import names
+from tunewright.observe.window import Cleaned, Distribution, clean, join, merge
+from tunewright.ports import Refused, SeriesWindow
+from tunewright.rollout.inference import Block
+
+SIDES = ("canary", "stable")
+LATENCY_METRICS = (names.TTFT, names.TPOT, names.E2E)
+MAX_BLOCKS = 20
+"""Blocks of time that a window is cut into; more say little more and cost room in the record."""
+
+_BUCKET = re.compile(r'(canary|stable): increase\((\S+)_bucket\{le="(\S+)"\}\)')
+_MEAN = re.compile(r"(canary|stable): increase\((\S+)_sum\) / increase\(\S+_count\)")
+_FINISHED = f'increase({names.FINISHED}{{finished_reason!="abort"}})'
+_ERRORS = f'increase({names.FINISHED}{{finished_reason="error"}})'
+
+
+@dataclass(frozen=True)
+class Latency:
+    """One side's observations of one latency: counted by bucket, and by block of time."""
+
+    histogram: Histogram
+    blocks: Sequence[Block]
+
+    @property
+    def count(self) -> float:
+        """Number of observations."""
+        return math.fsum(block.count for block in self.blocks)
+
+    @property
+    def mean(self) -> float | None:
+        """Exact mean in seconds; None without observations."""
+        return math.fsum(block.total for block in self.blocks) / self.count if self.count > 0 else None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of one side. `finished` are requests that ended and were not aborted; None: no data."""
+
+    finished: float | None
+    errors: float | None
+    latencies: Mapping[str, Latency]
+    problems: Sequence[str]
+
+
+def readings(canary: SeriesWindow, stable: Sequence[SeriesWindow]) -> tuple[Reading, ...]:
+    """The numbers that a verdict rests on, small enough to store; both sides over the same time.
+
+    Buckets are cumulative, at the edges that both sides have. What is broken becomes a reading without a value.
+    """
+    sides = {"canary": clean(canary), "stable": clean(join(stable)) if stable else None}
+    if stable and (stable[0].start, stable[0].end) != (canary.start, canary.end):
+        raise ValueError("the two sides are not of the same time")
+    found: list[Reading] = []
+    for side, cleaned in sides.items():
+        finished = _finished(cleaned)
+        errors = cleaned.increase(names.FINISHED, finished_reason="error") if cleaned else None
+        for query, value in ((_FINISHED, finished), (_ERRORS, errors)):
+            found.append(_reading(f"{side}: {query}", value, finished or 0.0, canary.start, canary.end))
+    edges = _block_edges(canary.start, canary.end, [c for c in sides.values() if c is not None])
+    for name in LATENCY_METRICS:
+        try:
+            found += _bucket_readings(name, sides, canary)
+        except Refused as refusal:
+            found.append(_reading(f"{name}: {refusal}", None, 0.0, canary.start, canary.end))
+            continue
+        for side, cleaned in sides.items():
+            if cleaned is not None:
+                found += _block_readings(side, name, cleaned, edges)
+    return tuple(found)
+
+
+def evidence(stored: Sequence[Reading]) -> dict[str, Evidence]:
+    """Both sides as the stored readings have them."""
+    values = {reading.query: reading.value for reading in stored}
+    cumulative: dict[tuple[str, str], dict[float, float]] = defaultdict(dict)
+    blocks: dict[tuple[str, str], list[Block]] = defaultdict(list)
+    problems = []
+    for reading in stored:
+        if (bucket := _BUCKET.fullmatch(reading.query)) and reading.value is not None:
+            cumulative[bucket[1], bucket[2]][float(bucket[3])] = reading.value
+        elif mean := _MEAN.fullmatch(reading.query):
+            blocks[mean[1], mean[2]].append(Block(reading.samples, (reading.value or 0.0) * reading.samples))
+        elif reading.value is None and not reading.query.startswith(SIDES):
+            problems.append(reading.query)
+    return {
+        side: Evidence(
+            finished=values.get(f"{side}: {_FINISHED}"),
+            errors=values.get(f"{side}: {_ERRORS}"),
+            latencies={
+                name: Latency(_from_cumulative(cumulative[side, name]), blocks[side, name])
+                for name in LATENCY_METRICS
+                if (side, name) in cumulative and (side, name) in blocks
+            },
+            problems=problems,
+        )
+        for side in SIDES
+    }
+
+
+def _reading(query: str, value: float | None, samples: float, start: float, end: float) -> Reading:
+    return Reading(query=query, value=value, samples=samples, start=start, end=end)
+
+
+def _finished(cleaned: Cleaned | None) -> float | None:
+    everything = cleaned.increase(names.FINISHED) if cleaned else None
+    if cleaned is None or everything is None:
+        return None
+    return everything - (cleaned.increase(names.FINISHED, finished_reason="abort") or 0.0)
+
+
+def _bucket_readings(name: str, sides: Mapping[str, Cleaned | None], window: SeriesWindow) -> list[Reading]:
+    parts: dict[str, Distribution] = {}
+    for side, cleaned in sides.items():
+        found, _ = cleaned.distribution(name) if cleaned else (None, None)
+        if found is not None and found.count > 0:
+            parts[side] = found
+    if not parts:
+        return []
+    merged, _ = merge(name, list(parts.values()))
+    edges = merged.histogram.edges
+    tables = {side: _cumulative(part.histogram, edges) for side, part in parts.items()}
+    kept = _telling(edges, list(tables.values()))
+    return [
+        _reading(
+            f'{side}: increase({name}_bucket{{le="{"+Inf" if edge == math.inf else f"{edge!r}"}"}})',
+            table[edge],
+            parts[side].count,
+            window.start,
+            window.end,
+        )
+        for side, table in tables.items()
+        for edge in (*kept, math.inf)
+    ]
+
+
+def _cumulative(histogram: Histogram, edges: Sequence[float]) -> dict[float, float]:
+    table = {
+        edge: math.fsum(c for e, c in zip(histogram.edges, histogram.counts, strict=True) if e <= edge)
+        for edge in edges
+    }
+    return {**table, math.inf: histogram.total}
+
+
+def _telling(edges: Sequence[float], tables: Sequence[Mapping[float, float]]) -> list[float]:
+    """The edges without those below all observations but the last, and those above all but the first."""
+    below = [e for e in edges if all(t[e] == 0 for t in tables)]
+    above = [e for e in edges if all(t[e] == t[math.inf] for t in tables)]
+    dropped = {*below[:-1], *above[1:]}
+    return [edge for edge in edges if edge not in dropped]
+
+
+def _from_cumulative(table: Mapping[float, float]) -> Histogram:
+    edges = sorted(table)
+    values = [table[edge] for edge in edges]
+    counts = [values[0], *(right - left for left, right in pairwise(values))]
+    return Histogram(edges=tuple(edges[:-1]), counts=tuple(counts[:-1]), overflow=counts[-1])
+
+
+def _block_edges(start: float, end: float, sides: Sequence[Cleaned]) -> list[float]:
+    """Blocks of equal length of at least one sample each, two where there are enough."""
+    times = {at for side in sides for server in side.servers for at in server.growth(names.FINISHED)}
+    gaps = [right - left for left, right in pairwise(sorted(times)) if right - left > 0]
+    steps = int((end - start) / statistics.median(gaps)) if gaps else 1
+    count = max(1, min(MAX_BLOCKS, max(steps // 2, min(steps, MAX_BLOCKS // 2))))
+    return [start + (end - start) * i / count for i in range(count + 1)]
+
+
+def _block_readings(side: str, name: str, cleaned: Cleaned, edges: Sequence[float]) -> list[Reading]:
+    width = edges[1] - edges[0]
+    counts, totals = [0.0] * (len(edges) - 1), [0.0] * (len(edges) - 1)
+    there = False
+    for server in cleaned.servers:
+        for suffix, table in (("_count", counts), ("_sum", totals)):
+            for at, delta in server.growth(f"{name}{suffix}").items():
+                there = True
+                table[min(len(table) - 1, max(0, math.ceil((at - edges[0]) / width - 1e-9) - 1))] += delta
+    if not there:
+        return []
+    query = f"{side}: increase({name}_sum) / increase({name}_count)"
+    return [
+        _reading(query, total / count if count > 0 else None, count, low, high)
+        for (low, high), count, total in zip(pairwise(edges), counts, totals, strict=True)
+    ]

@@ -1,0 +1,171 @@
+"""The statistics behind a verdict: what can be said of two servers from counts and time blocks. Pure.
+
+Latencies of neighbouring requests are alike (a queue, a burst), so the spread of a mean is taken from blocks of time,
+never from the number of requests; both sides are compared block by block, since they share the traffic's ups and downs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from scipy.special import betaincinv, stdtrit
+
+from tunewright.domain.profile import Histogram
+
+MIN_BLOCKS = 5
+
+
+@dataclass(frozen=True)
+class Block:
+    """Observations of one side within one block of time: how many, and their sum."""
+
+    count: float
+    total: float
+
+
+class Ratio(Protocol):
+    """The log of canary over stable, and what bounds it."""
+
+    @property
+    def estimate(self) -> float:
+        """The log of the ratio as observed."""
+        ...
+
+    def lower(self, level: float) -> float:
+        """The bound below which it is with probability `level` at most."""
+        ...
+
+    def upper(self, level: float) -> float:
+        """The bound above which it is with probability `level` at most."""
+        ...
+
+
+@dataclass(frozen=True)
+class MeanRatio:
+    """Of means, with the standard error `error` from `blocks` blocks of time: bounds by Student's t."""
+
+    estimate: float
+    error: float
+    blocks: int
+
+    def lower(self, level: float) -> float:
+        """See `Ratio`."""
+        return self.estimate - _deviations(level, self.blocks) * self.error
+
+    def upper(self, level: float) -> float:
+        """See `Ratio`."""
+        return self.estimate + _deviations(level, self.blocks) * self.error
+
+
+@dataclass(frozen=True)
+class QuantileRatio:
+    """Of q-quantiles. Each side is bounded by Woodruff's method (its quantiles at q plus and minus some deviations),
+    and the bounds are joined by Zou and Donner's, so that buckets of unequal width weigh as they should.
+
+    `wider`: by how much a deviation is wider than independent requests would have it.
+    """
+
+    q: float
+    canary: Histogram
+    stable: Histogram
+    wider: float
+    blocks: int
+
+    @property
+    def estimate(self) -> float:
+        """See `Ratio`."""
+        return _log_quantile(self.q, self.canary) - _log_quantile(self.q, self.stable)
+
+    def lower(self, level: float) -> float:
+        """See `Ratio`."""
+        return self.estimate - self._reach(self.canary, self.stable, _deviations(level, self.blocks))
+
+    def upper(self, level: float) -> float:
+        """See `Ratio`."""
+        return self.estimate + self._reach(self.stable, self.canary, _deviations(level, self.blocks))
+
+    def _reach(self, down: Histogram, up: Histogram, deviations: float) -> float:
+        wide = deviations * self.wider * math.sqrt(self.q * (1 - self.q))
+        below = _log_quantile(self.q, down) - _log_quantile(self.q - wide / math.sqrt(down.total), down)
+        above = _log_quantile(self.q + wide / math.sqrt(up.total), up) - _log_quantile(self.q, up)
+        return math.hypot(below, above)
+
+
+def mean_ratio(canary: Sequence[Block], stable: Sequence[Block]) -> MeanRatio | None:
+    """The ratio of the means; None where a mean is 0 or unknown, or there are too few blocks of time."""
+    used = [(c, s) for c, s in zip(canary, stable, strict=True) if c.count > 0 or s.count > 0]
+    (count_c, sum_c), (count_s, sum_s) = _totals(canary), _totals(stable)
+    if len(used) < MIN_BLOCKS or min(count_c, count_s, sum_c, sum_s) <= 0:
+        return None
+    mean_c, mean_s = sum_c / count_c, sum_s / count_s
+    influence = [(c.total - mean_c * c.count) / sum_c - (s.total - mean_s * s.count) / sum_s for c, s in used]
+    return MeanRatio(math.log(mean_c / mean_s), _spread(influence), len(used))
+
+
+def quantile_ratio(q: float, canary: Histogram, stable: Histogram, means: MeanRatio | None) -> QuantileRatio | None:
+    """The ratio of the q-quantiles; None where one is beyond the last bucket or in the lowest.
+
+    It is widened as much as the ratio of the `means` is wider by blocks of time than by independent requests.
+    """
+    if means is None or any(h.quantile(q) is None or first_bucket_holds(q, h) for h in (canary, stable)):
+        return None
+    independent = sum(_variance(h) / (h.mean or 1.0) ** 2 / h.total for h in (canary, stable))
+    wider = max(1.0, means.error / math.sqrt(independent)) if independent > 0 else 1.0
+    return QuantileRatio(q, canary, stable, wider, means.blocks)
+
+
+def clustering(blocks: Sequence[Block], histogram: Histogram) -> float:
+    """How many times wider the variance of the mean is than independent requests would have it; at least 1."""
+    count, total = _totals(blocks)
+    used = [block for block in blocks if block.count > 0]
+    if len(used) < MIN_BLOCKS or count <= 0 or total <= 0 or histogram.total <= 0:
+        return 1.0
+    mean = total / count
+    by_blocks = _spread([(block.total - mean * block.count) / count for block in used]) ** 2
+    independent = _variance(histogram) / count
+    return max(1.0, by_blocks / independent) if independent > 0 else 1.0
+
+
+def share_lower(hits: float, of: float, level: float) -> float:
+    """Clopper and Pearson's lower bound of a share: it is below with probability `level` at most."""
+    return float(betaincinv(hits, of - hits + 1, level)) if hits > 0 else 0.0
+
+
+def first_bucket_holds(q: float, histogram: Histogram) -> bool:
+    """Whether the q-quantile lies in the lowest bucket, where it could be anything down to 0."""
+    return bool(histogram.counts) and histogram.counts[0] >= q * histogram.total > 0
+
+
+def _totals(blocks: Sequence[Block]) -> tuple[float, float]:
+    return math.fsum(b.count for b in blocks), math.fsum(b.total for b in blocks)
+
+
+def _spread(influence: Sequence[float]) -> float:
+    """Standard error of a sum of block influences that add up to 0."""
+    return math.sqrt(len(influence) / (len(influence) - 1) * math.fsum(u * u for u in influence))
+
+
+def _log_quantile(q: float, histogram: Histogram) -> float:
+    """Log of the q-quantile; infinite where the counts don't bound it."""
+    if q <= 0:
+        return -math.inf
+    value = histogram.quantile(q) if q < 1 else None
+    return math.inf if value is None else math.log(value) if value > 0 else -math.inf
+
+
+def _deviations(level: float, blocks: int) -> float:
+    """Student's t: so many standard errors off with probability `level` at most."""
+    return -float(stdtrit(blocks - 1, level))
+
+
+def _variance(histogram: Histogram) -> float:
+    """Variance of the observations, uniform inside each bucket, those beyond the last edge at it."""
+    edges = (0.0, *histogram.edges)
+    squares = math.fsum(
+        count * (low * low + low * high + high * high) / 3
+        for (low, high), count in zip(pairwise(edges), histogram.counts, strict=True)
+    )
+    mean = histogram.mean or 0.0
+    return (squares + histogram.overflow * edges[-1] ** 2) / histogram.total - mean * mean

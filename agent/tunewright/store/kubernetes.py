@@ -1,0 +1,358 @@
+"""The records in custom resources: a Tuning's status holds its record, child Trials hold the trials.
+
+Everything that decides what is promoted is kept in the status subresources, which only the controller may write:
+whoever can merely edit objects of the namespace can forge neither a decision nor a measurement.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from tunewright.domain.phases import Phase
+from tunewright.domain.state import Decision, TrialRecord, TuningRecord
+from tunewright.domain.step import update
+from tunewright.domain.tuning import Tuning
+from tunewright.kube.client import Json, Kube, PatchType
+from tunewright.kube.errors import AlreadyExists, KubeConflict, NotFound
+from tunewright.kube.events import emit
+from tunewright.kube.resources import TRIALS, TUNINGS
+from tunewright.ports import Clock, Conflict, PortError, Refused
+from tunewright.store.kubernetes_status import (
+    conditions,
+    known_conditions,
+    pack,
+    trial_status,
+    tuning_status,
+    unpack,
+)
+from tunewright.tuningfile import explain_validation
+
+TUNING_LABEL = "tunewright.dev/tuning"
+MANAGED_BY = {"app.kubernetes.io/managed-by": "tunewright"}
+
+_WRITES = 10
+"""Tries of a write that others' writes keep overtaking."""
+
+_MAX_TRIAL = 2**20
+"""Bytes of a packed trial; etcd takes 1.5 MiB."""
+
+_WARNING_PHASES = frozenset({Phase.FAILED, Phase.INFEASIBLE, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
+
+_Record = TypeVar("_Record", bound=BaseModel)
+
+
+class KubernetesStore:
+    """Implements `ports.Store` on the Tunings of one namespace; safe to use from several threads and processes.
+
+    A record's version goes with the status in one write, guarded by the object's resourceVersion. The spec is the
+    user's: it is written only when a record is saved whose Tuning is not there yet, and `load` always reads it anew.
+    """
+
+    def __init__(self, kube: Kube, namespace: str, clock: Clock) -> None:
+        self._kube, self._namespace, self._clock = kube, namespace, clock
+        # What was read last: which Tuning of a name was meant, its trials (for the summary in status; parsed again
+        # only when they changed), and how many phase changes were told as Events.
+        self._uids: dict[str, str] = {}
+        self._trials: dict[str, dict[str, tuple[str, TrialRecord]]] = {}
+        self._told: dict[str, int] = {}
+
+    def names(self) -> list[str]:
+        """Names of all tunings, sorted."""
+        found = self._kube.list(TUNINGS, self._namespace).items
+        return sorted(each["metadata"]["name"] for each in found if not _ending(each))
+
+    def load(self, name: str) -> TuningRecord | None:
+        """The record, with the spec as it is now; a new one (version 0, Pending) for a Tuning not taken up yet.
+
+        None when it is not there, is being deleted, or never had a valid spec (`acknowledge` tells the user). While
+        an edited spec is not valid, the last valid one stays in force. Raises `Refused` for an unreadable record.
+        """
+        found = self._find(name)
+        if found is None:
+            return None
+        self._uids[name] = found["metadata"]["uid"]
+        return self._record(found)
+
+    def acknowledge(self, name: str) -> list[str]:
+        """Say in status that the spec was seen: in force, or Stalled with the field named. What is wrong with it.
+
+        To be called before each pass. Writes only when something is to be said.
+        """
+        found = self._find(name)
+        if found is None:
+            return []
+        _, faults = _read_spec(found)
+        status, generation = found.get("status") or {}, found["metadata"]["generation"]
+        if not faults and (not status.get("record") or status.get("observedGeneration") == generation):
+            return []
+        before = known_conditions(status)
+        wanted = conditions(self._record(found), faults, generation=generation, before=before, now=self._clock.now())
+        if wanted == before:
+            return faults
+        body = {**found, "status": {**status, "observedGeneration": generation, "conditions": wanted}}
+        self._kube.replace(TUNINGS, body, self._namespace, subresource="status")
+        if faults:
+            message = f"The spec is not valid: {'; '.join(faults)}"
+            emit(self._kube, found, reason="InvalidSpec", message=message, at=self._clock.now(), warning=True)
+        return faults
+
+    def save(self, record: TuningRecord) -> TuningRecord:
+        """Write it if its version is the stored one (0: not there yet); the record with its new version.
+
+        Raises `Conflict` otherwise, also when the Tuning was deleted since it was loaded.
+        """
+        for _ in range(_WRITES):
+            found = self._find(record.name) or self._create(record)
+            status: Json = found.get("status") or {}
+            stored, uid = int(status.get("version") or 0), found["metadata"]["uid"]
+            if record.version != stored or self._uids.setdefault(record.name, uid) != uid:
+                raise Conflict(f"the tuning {record.name} was written by somebody else; read it again")
+            # A count that starts at a number of the object's own: an old reader must not take the record of a new
+            # Tuning of the same name for the one it read.
+            saved = record.model_copy(update={"version": (stored or _first_version(uid)) + 1})
+            body = {**found, "status": self._status(saved, found)}
+            try:
+                self._kube.replace(TUNINGS, body, self._namespace, subresource="status")
+            except (KubeConflict, NotFound):
+                # A decision or a new spec came between, which is no conflict; or only the answer got lost.
+                if not self._is_stored(saved):
+                    continue
+            self._tell(found, saved, int(status.get("told") or 0))
+            return saved
+        raise Conflict(f"the tuning {record.name} is written by others all the time; read it again")
+
+    def trials(self, name: str) -> list[TrialRecord]:
+        """The tuning's trials by number."""
+        uid = self._uid(name)
+        if uid is None:
+            return []
+        known, read = self._trials.get(name, {}), {}
+        for found in self._kube.list(TRIALS, self._namespace, labels=f"{TUNING_LABEL}={name}").items:
+            metadata, packed = found["metadata"], (found.get("status") or {}).get("record")
+            if not packed or not _owned(found, uid):
+                continue  # not written whole yet, or left of an earlier tuning of this name and about to go
+            key, version = metadata["name"], metadata["resourceVersion"]
+            old = known.get(key)
+            trial = old[1] if old and old[0] == version else _unpack(TrialRecord, packed, f"Trial {key}")
+            read[key] = (version, trial)
+        self._trials[name] = read
+        return sorted((trial for _, trial in read.values()), key=lambda trial: (trial.number, trial.id))
+
+    def save_trial(self, name: str, trial: TrialRecord) -> None:
+        """Write one trial, over the one of the same id; raises `Conflict` when the tuning was deleted."""
+        uid = self._uid(name)
+        if uid is None:
+            raise Conflict(f"the tuning {name} is not there (any more); read again")
+        packed = pack(trial)
+        if len(packed) > _MAX_TRIAL:
+            raise Refused(
+                f"trial {trial.id} of {name} has {len(packed)} bytes, more than the API server keeps; "
+                "lower quality.prompts or quality.maxTokens"
+            )
+        key = _trial_name(name, trial.id)
+        status = {"status": {**trial_status(trial), "record": packed}}
+        try:
+            written = self._patch_trial(key, status)
+        except NotFound:
+            with suppress(AlreadyExists):
+                self._kube.create(TRIALS, _new_trial(name, uid, key, trial), self._namespace)
+            written = self._patch_trial(key, status)
+        if not _owned(written, uid):
+            raise PortError(
+                f"Trial {key} belongs to an earlier tuning {name} that is still being deleted; it is tried again"
+            )
+        self._trials.setdefault(name, {})[key] = (written["metadata"]["resourceVersion"], trial)
+
+    def clear_trials(self, name: str) -> None:
+        """Forget the trials of a tuning that starts anew."""
+        self._kube.delete_all(TRIALS, self._namespace, labels=f"{TUNING_LABEL}={name}")
+        self._trials.pop(name, None)
+
+    def decide(self, name: str, decision: Decision) -> None:
+        """Keep a person's decision; raises `Refused` when there is no such tuning."""
+        entry = decision.model_dump(mode="json", by_alias=True)
+        for attempt in range(_WRITES):
+            found = self._find(name)
+            if found is None:
+                raise Refused(
+                    f"there is no tuning {name} in namespace {self._namespace}; "
+                    f"there are: {', '.join(self.names()) or 'none'}"
+                )
+            status: Json = found.get("status") or {}
+            taken = status.get("decisions") or []
+            if attempt and any(_decision(each, name) == decision for each in taken):
+                return  # it was written, and only the answer got lost
+            body = {**found, "status": {**status, "decisions": [*taken, entry]}}
+            try:
+                written = self._kube.replace(TUNINGS, body, self._namespace, subresource="status")
+            except (KubeConflict, NotFound):
+                continue
+            why = f": {decision.reason}" if decision.reason else ""
+            message = f"{decision.action} by {decision.by}{why}"
+            emit(self._kube, written, reason="Decision", message=message, at=decision.at)
+            return
+        raise PortError(f"the decision on {name} could not be written: others write it all the time; decide again")
+
+    def decisions(self, name: str) -> list[Decision]:
+        """Every decision ever taken on this tuning, oldest first."""
+        found = self._find(name)
+        taken = (found.get("status") or {}).get("decisions") or [] if found is not None else []
+        return [_decision(each, name) for each in taken]
+
+    def delete(self, name: str) -> None:
+        """Forget the tuning and all that belongs to it; what it owns goes by garbage collection."""
+        self._kube.delete(TUNINGS, name, self._namespace)
+        for memory in (self._uids, self._trials, self._told):
+            memory.pop(name, None)
+
+    def _find(self, name: str) -> Json | None:
+        """The Tuning; None when it is not there or is being deleted."""
+        try:
+            found = self._kube.get(TUNINGS, name, self._namespace)
+        except NotFound as error:
+            if error.reason != "NotFound":
+                raise  # the kind itself is unknown: the CRDs are not installed
+            return None
+        return None if _ending(found) else found
+
+    def _uid(self, name: str) -> str | None:
+        if name not in self._uids:
+            found = self._find(name)
+            if found is None:
+                return None
+            self._uids[name] = found["metadata"]["uid"]
+        return self._uids[name]
+
+    def _record(self, found: Json) -> TuningRecord | None:
+        name = found["metadata"]["name"]
+        tuning, _ = _read_spec(found)
+        packed = (found.get("status") or {}).get("record")
+        if packed:
+            stored = _unpack(TuningRecord, packed, f"Tuning {name}")
+            return stored if tuning is None or tuning == stored.tuning else update(stored, tuning=tuning)
+        if tuning is None:
+            return None
+        return TuningRecord(tuning=tuning, spec_hash=tuning.spec.spec_hash, phase_since=self._clock.now())
+
+    def _create(self, record: TuningRecord) -> Json:
+        """The Tuning of a record that was not read from one."""
+        if record.version or record.name in self._uids:
+            raise Conflict(f"the tuning {record.name} is not there (any more); read again")
+        document = record.tuning.model_dump(mode="json", by_alias=True, exclude_none=True)
+        body = {"metadata": {"name": record.name, "labels": MANAGED_BY}, "spec": document["spec"]}
+        try:
+            return self._kube.create(TUNINGS, body, self._namespace)
+        except AlreadyExists as error:
+            raise Conflict(f"the tuning {record.name} was made by somebody else; read it again") from error
+
+    def _status(self, record: TuningRecord, found: Json) -> Json:
+        name, before = record.name, found.get("status") or {}
+        tuning, faults = _read_spec(found)
+        generation = found["metadata"]["generation"]
+        # The record may have been read before an edit: then the status is not yet about the new generation.
+        seen = tuning == record.tuning or bool(faults) or not before.get("observedGeneration")
+        observed = generation if seen else before["observedGeneration"]
+        trials = [trial for _, trial in self._trials[name].values()] if name in self._trials else self.trials(name)
+        shown = conditions(record, faults, generation=observed, before=known_conditions(before), now=self._clock.now())
+        return {
+            **before,
+            **tuning_status(record, trials),
+            "observedGeneration": observed,
+            "conditions": shown,
+            "version": record.version,
+            "told": max(int(before.get("told") or 0), min(self._told.get(name, 0), len(record.history))),
+            "record": pack(record),
+        }
+
+    def _is_stored(self, record: TuningRecord) -> bool:
+        found = self._find(record.name)
+        return found is not None and (found.get("status") or {}).get("record") == pack(record)
+
+    def _tell(self, about: Json, record: TuningRecord, told: int) -> None:
+        """An Event for each phase change not told yet. What fails is told with the next write."""
+        for change in record.history[max(told, self._told.get(record.name, 0)) :]:
+            warning = change.phase in _WARNING_PHASES
+            if not emit(
+                self._kube, about, reason=change.phase.value, message=change.sentence, at=change.at, warning=warning
+            ):
+                return
+        self._told[record.name] = len(record.history)
+
+    def _patch_trial(self, key: str, status: Json) -> Json:
+        return self._kube.patch(TRIALS, key, status, self._namespace, type=PatchType.MERGE, subresource="status")
+
+
+def _read_spec(found: Json) -> tuple[Tuning | None, list[str]]:
+    """The tuning as it is asked for, or what is wrong with it."""
+    document = {
+        "apiVersion": found["apiVersion"],
+        "kind": found["kind"],
+        "metadata": {"name": found["metadata"]["name"]},
+        "spec": found.get("spec"),
+    }
+    try:
+        return Tuning.model_validate(document), []
+    except ValidationError as error:
+        return None, explain_validation(error)
+
+
+def _new_trial(tuning: str, uid: str, key: str, trial: TrialRecord) -> Json:
+    owner = {
+        "apiVersion": TUNINGS.api_version,
+        "kind": TUNINGS.kind,
+        "name": tuning,
+        "uid": uid,
+        "controller": True,
+        # Not blockOwnerDeletion: a tuning's deletion must not wait for anything of ours.
+    }
+    return {
+        "metadata": {"name": key, "labels": {**MANAGED_BY, TUNING_LABEL: tuning}, "ownerReferences": [owner]},
+        "spec": {
+            "id": trial.id,
+            "number": trial.number,
+            "purpose": trial.purpose.value,
+            "round": trial.round,
+            "reason": trial.reason,
+            "candidate": dict(trial.candidate.values),
+        },
+    }
+
+
+def _trial_name(tuning: str, trial: str) -> str:
+    """Deterministic, so that nothing is created twice; a digest stands in for an id that can't be part of a name."""
+    plain = re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,120}[a-z0-9])?", trial)
+    return f"{tuning}-{trial if plain else hashlib.sha256(trial.encode()).hexdigest()[:20]}"
+
+
+def _first_version(uid: str) -> int:
+    return int(hashlib.sha256(uid.encode()).hexdigest()[:9], 16)
+
+
+def _owned(found: Json, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences") or [])
+
+
+def _ending(found: Json) -> bool:
+    return bool(found["metadata"].get("deletionTimestamp"))
+
+
+def _decision(entry: Mapping[str, object], name: str) -> Decision:
+    try:
+        return Decision.model_validate(entry)
+    except ValidationError as error:
+        raise Refused(f"a decision in the status of Tuning {name} can't be read: {error.errors()[0]['msg']}") from error
+
+
+def _unpack(kind: type[_Record], packed: str, what: str) -> _Record:
+    try:
+        return unpack(kind, packed)
+    except ValueError as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise Refused(
+            f"the record in the status of {what} can't be read by this Tunewright ({reason}); "
+            "use the version that wrote it"
+        ) from error

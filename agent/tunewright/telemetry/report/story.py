@@ -1,0 +1,151 @@
+"""The report's last part: the traffic, the promotion, who decided what, and the phases."""
+
+from collections.abc import Sequence
+
+from tunewright.domain.state import Decision, TuningRecord
+from tunewright.domain.verdict import Outcome, Reading
+from tunewright.domain.workload import Lengths, Workload, workload_for
+from tunewright.telemetry.facts import number, seconds
+from tunewright.telemetry.report.charts import histogram_chart
+from tunewright.telemetry.report.data import all_decisions
+from tunewright.telemetry.report.markup import Raw, badge, el, join, table, when
+
+_KINDS = {Outcome.PASS: "good", Outcome.FAIL: "bad", Outcome.INCONCLUSIVE: "warn"}
+
+
+def traffic(record: TuningRecord) -> Raw:
+    """What production's traffic looked like, and what the load tests made of it."""
+    profile = record.profile
+    if profile is None:
+        return el("p", "The traffic has not been learned yet.", cls="soft")
+    workload = workload_for(record.tuning.spec.load, profile)
+    demand = f"{number(profile.demand)} requests/s"
+    reuse = "prefix cache off" if profile.prefix_reuse is None else f"{profile.prefix_reuse:.0%}"
+    rows = [
+        ("Arrivals", f"at least {demand}" if profile.saturated else demand, _arrivals(workload)),
+        ("At a time", f"{number(profile.concurrency)} (95th percentile {number(profile.concurrency_p95)})",
+         number(workload.concurrency) if workload.concurrency else "as it comes"),
+        ("Burstiness (1 is Poisson)", "not known" if profile.burstiness is None else number(profile.burstiness),
+         number(workload.burstiness) if workload.rate else "closed loop"),
+        ("Prompt tokens", f"{number(profile.prompt_tokens_mean)} on average", _lengths(workload.prompt_tokens)),
+        ("Output tokens", f"{number(profile.output_tokens_mean)} on average", _lengths(workload.output_tokens)),
+        ("Shared prefix", reuse, f"{workload.prefix_reuse:.0%}"),
+        ("Output tokens/s", number(profile.output_tokens_per_second), "what the candidate can do"),
+        ("TTFT p95", _or_none(profile.ttft_p95), "measured"),
+        ("E2E p95", _or_none(profile.e2e_p95), "measured"),
+    ]  # fmt: skip
+    parts: list[object] = [
+        el("p", f"{number(profile.finished_requests)} requests of {profile.replicas} replicas, from ",
+           when(profile.start), " to ", when(profile.end), f"; {profile.via}; {profile.source}. Per replica:"),
+        table("Traffic seen and replayed, per replica", ("", "Seen in production", "Replayed in the tests"), rows),
+        el("div", histogram_chart("prompts", "Prompt length in tokens", profile.prompt_tokens),
+           histogram_chart("outputs", "Output length in tokens", profile.output_tokens), cls="two"),
+    ]  # fmt: skip
+    if profile.acceptance:
+        shares = ", ".join(f"{share:.0%}" for share in profile.acceptance)
+        parts.append(el("p", f"Drafts accepted at each position of speculation: {shares}."))
+    if profile.notes:
+        parts.append(el("ul", join(el("li", note) for note in profile.notes)))
+    return join(parts)
+
+
+def _arrivals(workload: Workload) -> str:
+    if workload.rate is not None:
+        return f"open loop, {number(workload.rate)} requests/s"
+    return f"closed loop of {workload.concurrency} streams"
+
+
+def _lengths(lengths: Lengths) -> str:
+    if lengths.fixed is not None:
+        return f"always {lengths.fixed:,}"
+    mean = lengths.histogram.mean if lengths.histogram is not None else None
+    return "as seen" if mean is None else f"as seen ({number(mean)} on average, from the buckets)"
+
+
+def _or_none(value: float | None) -> str:
+    return "no data" if value is None else seconds(value)
+
+
+def promotion(record: TuningRecord) -> Raw:
+    """How far the guarded rollout is, and the verdict on the canary metric by metric, with its raw numbers."""
+    state = record.promotion
+    if state is None:
+        return el("p", "Production was not touched.", cls="soft")
+    parts: list[object] = [
+        el("p", f"{state.updated} of {state.replicas} replicas are to run {state.candidate.hash}; the others run "
+           f"{state.baseline.hash}.")
+    ]  # fmt: skip
+    if state.back_reason:
+        parts.append(el("p", badge("going back", "warn"), f" {state.back_reason}"))
+    moments = [
+        ("Canary answered first", state.canary_since),
+        ("Judged from", state.judged_from),
+        ("Rolled", state.rolled_at),
+    ]
+    known = [(name, when(at)) for name, at in moments if at is not None]
+    if known:
+        parts.append(table("Moments of the rollout", ("", "When"), known))
+    verdict = state.verdict
+    if verdict is None:
+        parts.append(el("p", "There is no verdict on the canary yet.", cls="soft"))
+        return join(parts)
+    parts.append(
+        el("p", badge(str(verdict.outcome), _KINDS[verdict.outcome]), f" {verdict.reason} (", when(verdict.at), ")")
+    )
+    rows = [
+        (m.metric, badge(str(m.outcome), _KINDS[m.outcome]), _reading(m.canary), _reading(m.stable), m.reason)
+        for m in verdict.metrics
+    ]
+    if rows:
+        heads = ("Metric", "Verdict", "Canary", "Stable", "Why")
+        parts.append(table("Verdict by metric, over the same window", heads, rows, (2, 3)))
+    readings = [reading for m in verdict.metrics for reading in (m.canary, m.stable)] + list(state.readings)
+    if readings:
+        raw = [
+            (el("code", r.query), _value(r), number(r.samples), when(r.start), when(r.end))
+            for r in dict.fromkeys(readings)
+        ]
+        heads = ("Query", "Value", "Samples", "From", "To")
+        parts.append(el("details", el("summary", "Raw readings"), table("Raw readings", heads, raw, (1, 2))))
+    return join(parts)
+
+
+def _value(reading: Reading) -> str:
+    return "no data" if reading.value is None else number(reading.value)
+
+
+def _reading(reading: Reading) -> str:
+    return f"{_value(reading)} ({number(reading.samples)} samples)"
+
+
+def decisions_section(record: TuningRecord, decisions: Sequence[Decision]) -> Raw:
+    """Who decided what, when and why, and on which candidate, spec and baseline."""
+    found = all_decisions(record, decisions)
+    if not found:
+        return el("p", "Nobody has decided anything.", cls="soft")
+    rows = [
+        (
+            when(d.at),
+            d.action,
+            d.by,
+            d.reason or "–",
+            el("code", d.candidate or "–"),
+            el("code", d.spec or "–"),
+            el("code", d.baseline or "–"),
+        )
+        for d in found
+    ]
+    return table("Decisions", ("When", "What", "Who", "Why", "Candidate", "Spec", "Baseline"), rows)
+
+
+def phases(record: TuningRecord) -> Raw:
+    """The tuning's story, phase by phase."""
+    if not record.history:
+        return el("p", f"It is {record.phase} since ", when(record.phase_since), ".", cls="soft")
+    ends = [change.at for change in record.history[1:]]
+    lasted = [seconds(max(0.0, end - change.at)) for change, end in zip(record.history, ends, strict=False)]
+    rows = [
+        (str(change.phase), when(change.at), length, change.sentence)
+        for change, length in zip(record.history, [*lasted, "–"], strict=True)
+    ]
+    return table("Phases", ("Phase", "From", "Lasted", "What happened"), rows, (2,))

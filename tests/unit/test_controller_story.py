@@ -1,0 +1,323 @@
+"""The whole way on a fake clock, told in steps a person would follow."""
+
+import pytest
+from tunings import tuning
+from world import BASELINE, BEST, Behaviour, World, oom, port_in_use
+
+from tunewright.controller.decisions import bound
+from tunewright.domain.candidate import Candidate
+from tunewright.domain.phases import TOUCHES_PRODUCTION, Phase
+from tunewright.domain.state import Decision, TuningRecord
+
+
+def waits(record: TuningRecord) -> bool:
+    return record.phase is Phase.AWAITING_APPROVAL
+
+
+def approve(world: World, by: str = "ana") -> Decision:
+    decision = bound(world.record(), "approve", at=world.clock.now(), by=by)
+    world.store.decide("demo", decision)
+    return decision
+
+
+def decide(world: World, action: str, **fields: str) -> None:
+    decision = bound(world.record(), action, at=world.clock.now(), by="ana")  # type: ignore[arg-type]
+    world.store.decide("demo", decision.model_copy(update=fields))
+
+
+@pytest.fixture()
+def world() -> World:
+    world = World()
+    world.create(tuning())
+    return world
+
+
+def test_goes_from_watched_to_promoted(world: World) -> None:
+    world.run(until=waits)
+    assert not [c for c in world.calls if c == "target.apply"], "production was touched before the approval"
+    approve(world)
+    record = world.run()
+    assert record.phase is Phase.PROMOTED
+    assert world.stable.hash == BEST.hash
+    assert [s.candidate.hash for s in world.fleet] == [BEST.hash] * 2
+    assert world.canary is None
+    assert world.leftovers() == []
+    phases = [change.phase for change in record.history]
+    assert phases == [
+        Phase.PROFILING,
+        Phase.BASELINING,
+        Phase.SEARCHING,
+        Phase.CONFIRMING,
+        Phase.AWAITING_APPROVAL,
+        Phase.CANARY,
+        Phase.ROLLING,
+        Phase.WATCHING,
+        Phase.PROMOTED,
+    ]
+
+
+def test_the_gain_comes_from_the_confirming_runs_alone(world: World) -> None:
+    # the first run of BEST (the search's) is three times too lucky
+    world.noise = lambda name, run: 3.0 if (name, run) == (BEST.hash, 1) else 1.0 + 0.01 * (run % 3)
+    record = world.run(until=waits)
+    winner = next(f for f in record.finalists if f.candidate.hash == BEST.hash)
+    assert winner.gain is not None
+    assert winner.gain.rounds >= 3
+    assert winner.gain.estimate.value == pytest.approx(2.0, abs=0.1)
+
+
+def test_an_equal_candidate_is_no_improvement() -> None:
+    world = World(proposals=[Candidate(values={"max_num_seqs": 5})])
+    world.behaviours[world.proposals[0].hash] = Behaviour(tokens=404.0)
+    world.noise = lambda _name, run: 1.0 + 0.02 * ((run * 7) % 5 - 2)
+    world.create(tuning())
+    record = world.run()
+    assert record.phase is Phase.NO_IMPROVEMENT
+    assert "target.apply" not in world.calls
+
+
+def test_nothing_better_names_what_was_tried() -> None:
+    world = World(proposals=[Candidate(values={"max_num_seqs": n}) for n in (5, 6)])
+    for candidate in world.proposals:
+        world.behaviours[candidate.hash] = Behaviour(tokens=300.0)
+    world.create(tuning())
+    record = world.run()
+    assert record.phase is Phase.NO_IMPROVEMENT
+    assert "None of 2 candidates" in record.sentence
+
+
+def test_an_slo_that_nothing_meets_is_infeasible_with_the_nearest() -> None:
+    world = World()
+    world.create(tuning(slo={"ttftP95": "100ms"}))
+    record = world.run()
+    assert record.phase is Phase.INFEASIBLE
+    assert world.proposals[0].hash in record.sentence
+    assert "misses its worst bound by 100%" in record.sentence
+
+
+def test_a_baseline_that_misses_the_slo_is_beaten_by_one_that_meets_it() -> None:
+    world = World(proposals=[Candidate(values={"max_num_seqs": 5})])
+    slower_but_in_time = Behaviour(tokens=390.0, ttft=0.3)
+    world.behaviours[world.proposals[0].hash] = slower_but_in_time
+    world.create(tuning(slo={"ttftP95": "500ms"}))
+    record = world.run(until=waits)
+    assert record.winner == world.proposals[0]
+    assert "which the baseline missed" in record.sentence
+
+
+def test_a_candidate_that_runs_out_of_memory_costs_one_start_and_is_told(world: World) -> None:
+    world.behaviours[world.proposals[0].hash] = Behaviour(failure=oom())
+    world.run(until=waits)
+    first = next(t for t in world.store.trials("demo") if t.candidate == world.proposals[0])
+    assert (first.attempt, first.outcome) == (1, "infeasible")
+    assert first.failure is not None
+    assert "out of memory" in first.failure.cause
+
+
+def test_memory_is_judged_under_load_not_at_health(world: World) -> None:
+    world.behaviours[world.proposals[0].hash] = Behaviour(failure=oom(), fails_under_load=True)
+    world.run(until=waits)
+    first = next(t for t in world.store.trials("demo") if t.candidate == world.proposals[0])
+    assert first.outcome == "infeasible"
+    assert first.load_started_at is not None
+
+
+def test_a_fault_of_the_machine_is_tried_again_and_never_for_ever(world: World) -> None:
+    world.behaviours[world.proposals[0].hash] = Behaviour(failure=port_in_use())
+    world.run(until=waits)
+    first = next(t for t in world.store.trials("demo") if t.candidate == world.proposals[0])
+    assert (first.machine_faults, first.outcome) == (3, "failed")
+
+
+def test_no_completions_are_a_failure_not_a_number(world: World) -> None:
+    world.behaviours[world.proposals[0].hash] = Behaviour(tokens=0.0)
+    world.run(until=waits)
+    first = next(t for t in world.store.trials("demo") if t.candidate == world.proposals[0])
+    assert first.outcome == "infeasible"
+
+
+def test_mode_recommend_never_touches_production() -> None:
+    world = World()
+    world.create(tuning(promotion={"mode": "recommend"}))
+    record = world.run()
+    assert record.phase is Phase.RECOMMENDED
+    assert record.winner == BEST
+    assert "target.apply" not in world.calls
+
+
+def test_mode_auto_asks_nobody() -> None:
+    world = World()
+    promotion = tuning().spec.promotion.model_dump(mode="json") | {"mode": "auto"}
+    world.create(tuning(promotion=promotion))
+    assert world.run().phase is Phase.PROMOTED
+
+
+def test_a_lossy_winner_must_pass_the_quality_gate(world: World) -> None:
+    world.lossy = ("kv_cache_dtype",)
+    assert world.run(until=lambda r: waits(r) or r.phase is Phase.NO_IMPROVEMENT).phase is Phase.AWAITING_APPROVAL
+
+
+@pytest.mark.parametrize("field", ["candidate", "spec", "baseline"])
+def test_an_approval_of_something_else_has_no_effect(world: World, field: str) -> None:
+    world.run(until=waits)
+    decide(world, "approve", **{field: "0000000000"})
+    record = world.run(until=lambda r: "no effect" in r.sentence)
+    assert record.phase is Phase.AWAITING_APPROVAL
+    assert f"{field} is" in record.sentence
+    assert "target.apply" not in world.calls
+
+
+def test_an_approval_before_the_winner_is_known_does_not_count(world: World) -> None:
+    world.run(until=lambda r: r.phase is Phase.SEARCHING)
+    decide(world, "approve", candidate=BEST.hash)
+    record = world.run(until=waits)
+    for _ in range(20):
+        world.run(until=lambda r: True)
+    assert record.phase is Phase.AWAITING_APPROVAL
+
+
+def test_an_approval_that_never_comes_expires_and_production_stays(world: World) -> None:
+    world.run(until=waits)
+    world.clock.advance(3601)
+    record = world.run()
+    assert record.phase is Phase.REJECTED
+    assert "expired" in record.sentence
+    assert "target.apply" not in world.calls
+
+
+def test_reject_ends_it(world: World) -> None:
+    world.run(until=waits)
+    decide(world, "reject")
+    assert world.run().phase is Phase.REJECTED
+
+
+def test_a_change_of_production_while_waiting_starts_anew(world: World) -> None:
+    world.run(until=waits)
+    world.stable = Candidate(values={"max_num_seqs": 32})
+    record = world.run(until=lambda r: r.phase is Phase.PROFILING)
+    assert any("changed" in change.sentence for change in record.history)
+
+
+def test_an_obstacle_found_before_the_roll_changes_nothing(world: World) -> None:
+    world.run(until=waits)
+    world.problems = ("no room for the canary",)
+    approve(world)
+    record = world.run()
+    assert record.phase is Phase.FAILED
+    assert "no room for the canary" in record.sentence
+    assert "target.apply" not in world.calls
+
+
+def test_a_canary_that_is_slower_goes_back(world: World) -> None:
+    world.run(until=waits)
+    world.canary_behaviour = Behaviour(tokens=1200.0, ttft=4.0)
+    approve(world)
+    record = world.run()
+    assert record.phase is Phase.ROLLED_BACK
+    assert world.stable.hash == BASELINE.hash
+    assert world.canary is None
+    assert "canary is worse" in record.sentence
+
+
+def test_a_canary_that_dies_goes_back(world: World) -> None:
+    world.run(until=waits)
+    world.canary_behaviour = Behaviour(failure=oom())
+    approve(world)
+    assert world.run().phase is Phase.ROLLED_BACK
+
+
+def test_a_canary_with_errors_goes_back(world: World) -> None:
+    world.run(until=waits)
+    world.canary_behaviour = Behaviour(tokens=1200.0, ttft=0.3, errors=20)
+    approve(world)
+    record = world.run()
+    assert record.phase is Phase.ROLLED_BACK
+
+
+@pytest.mark.parametrize("phase", sorted(TOUCHES_PRODUCTION - {Phase.ROLLING_BACK}))
+def test_abort_is_safe_wherever_production_is_touched(world: World, phase: Phase) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.phase is phase)
+    decide(world, "abort")
+    record = world.run()
+    assert record.phase is Phase.ROLLED_BACK
+    assert [s.candidate.hash for s in world.fleet] == [BASELINE.hash] * 2
+
+
+@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.PROFILING, Phase.BASELINING, Phase.SEARCHING, Phase.CONFIRMING])
+def test_abort_before_that_frees_the_spare(world: World, phase: Phase) -> None:
+    world.run(until=lambda r: r.phase is phase)
+    decide(world, "abort")
+    record = world.run()
+    assert record.phase is Phase.FAILED
+    world.run(until=lambda r: True)
+    assert "target.apply" not in world.calls
+
+
+def test_rollback_after_the_promotion(world: World) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run()
+    decide(world, "rollback")
+    record = world.run(until=lambda r: r.phase is Phase.ROLLED_BACK)
+    assert [s.candidate.hash for s in world.fleet] == [BASELINE.hash] * 2
+    assert "rollback by ana" in record.sentence
+
+
+def test_suspended_it_holds_and_goes_on_where_it_was(world: World) -> None:
+    world.run(until=lambda r: r.phase is Phase.SEARCHING)
+    decide(world, "suspend")
+    world.run(until=lambda r: r.suspended_since is not None)
+    context = world.context()
+    from tunewright.controller.reconcile import reconcile
+
+    for _ in range(50):
+        reconcile("demo", context)
+        world.clock.advance(3600)
+    assert world.record().phase is Phase.SEARCHING
+    assert not [name for name in world.servers if not world.servers[name][2]], "the spare is held while suspended"
+    decide(world, "resume")
+    world.run(until=waits)
+
+
+def test_a_spec_change_while_rolling_goes_back_first_then_anew(world: World) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.phase is Phase.ROLLING)
+    changed = tuning(slo={"ttftP95": "1s"})
+    world.store.save(world.record().model_copy(update={"tuning": changed}))
+    record = world.run(until=lambda r: r.phase is Phase.PENDING)
+    assert [s.candidate.hash for s in world.fleet] == [BASELINE.hash] * 2
+    assert record.spec_hash == changed.spec.spec_hash
+    assert record.winner is None
+
+
+def test_an_outage_is_told_and_survived(world: World) -> None:
+    world.outages = {"metrics.fetch": 3, "spare.start": 2, "target.observe": 2}
+    world.run(until=waits)
+
+
+def test_metrics_gone_during_the_canary_hold_and_go_on(world: World) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.phase is Phase.CANARY and r.promotion is not None and bool(r.promotion.canary_since))
+    world.outages = {"metrics.fetch": 4}
+    assert world.run().phase is Phase.PROMOTED
+
+
+def test_a_phase_that_never_ends_is_ended_by_its_deadline() -> None:
+    world = World()
+    world.behaviours[BASELINE.hash] = Behaviour(start=10_000.0)
+    world.create(tuning(spare={"startTimeout": "30s"}))
+    record = world.run()
+    assert record.phase is Phase.FAILED
+    assert "took longer" in record.sentence
+
+
+def test_the_budget_in_gpu_minutes_is_kept() -> None:
+    world = World(proposals=[Candidate(values={"max_num_seqs": n}) for n in range(8, 40)])
+    world.create(tuning(budget={"trials": 30, "gpuMinutes": 1.5}))
+    world.run(until=lambda r: r.phase is Phase.CONFIRMING)
+    used = sum(t.gpu_seconds for t in world.store.trials("demo"))
+    assert 60 < used <= 90

@@ -1,0 +1,268 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+from loadtest_server import Behaviour, stream_server
+
+from tunewright.domain.profile import Source
+from tunewright.domain.tuning import Slo
+from tunewright.domain.workload import Lengths, Workload
+from tunewright.loadtest import session
+from tunewright.loadtest.job import LoadJob, LoadResult, Progress
+from tunewright.loadtest.run import execute, main, progress_path
+
+CERTIFICATE = Path(__file__).parents[1] / "fixtures" / "loadtest" / "test-only-localhost.pem"
+FOUR = Workload(concurrency=4, prompt_tokens=Lengths(fixed=24), output_tokens=Lengths(fixed=8))
+
+
+def job(url: str, workload: Workload = FOUR, **more) -> LoadJob:
+    given = {"duration": 0.6, "max_warmup": 0.3, "seed": 1, **more}
+    return LoadJob(url=url, workload=workload, **given)
+
+
+def run(asked: LoadJob) -> LoadResult:
+    return execute(asked, lambda _: None)
+
+
+def measured(behaviour: Behaviour, **more):
+    with stream_server(behaviour) as server:
+        result = run(job(server.url, **more))
+    assert result.measurement is not None, result.failure
+    return result.measurement
+
+
+def test_a_closed_loop_is_measured_and_reconciled():
+    behaviour = Behaviour()
+    found = measured(behaviour)
+    assert found.void == ()
+    assert found.completed > 0
+    assert found.failed == 0
+    assert found.source is Source.CPU
+    assert found.vllm_version == "0.32.0+cpu"
+    assert found.generator.asked == 4
+    assert found.generator.achieved > 3.6
+    low, high = found.output_tokens_per_second.low, found.output_tokens_per_second.high
+    assert low < found.output_tokens_per_second.value < high
+    assert found.ttft.p50 >= behaviour.token_seconds
+    assert found.itl.p50 >= behaviour.token_seconds * 0.9
+    assert found.tpot.p50 == pytest.approx((found.e2e.p50 - found.ttft.p50) / 7, rel=0.5)
+    assert found.goodput is None
+    assert found.server is not None
+    assert found.server.prefix_hit_rate == pytest.approx(0.5)
+    assert found.server.kv_cache_usage_max == 0.25
+
+
+def test_a_steady_server_ends_the_warm_up_before_its_limit():
+    found = measured(Behaviour(), max_warmup=30.0)
+    assert found.warmup_settled
+    assert found.warmup < 25
+
+
+def test_over_tls_the_authority_is_checked_and_the_loop_s_time_noted():
+    with stream_server(certificate=CERTIFICATE) as server:
+        refused = run(job(server.url))
+        trusted = run(job(server.url, ca_file=str(CERTIFICATE)))
+    assert refused.failure is not None
+    assert "certificate verify failed" in refused.failure
+    assert trusted.measurement is not None
+    assert trusted.measurement.completed > 0
+    assert any("no kernel time stamp" in note for note in trusted.notes)
+
+
+def test_requests_ask_for_exact_lengths_and_are_new_in_each_run():
+    behaviour = Behaviour()
+    with stream_server(behaviour) as server:
+        first = run(job(server.url, duration=0.3))
+        before = len(behaviour.bodies)
+        second = run(job(server.url, duration=0.3))
+    assert first.content_seed != second.content_seed
+    body = behaviour.bodies[4]
+    assert body["max_tokens"] == 8
+    assert body["ignore_eos"] is True
+    assert body["temperature"] == 0
+    assert body["stream_options"] == {"include_usage": True}
+    assert len(body["prompt"]) == 24
+    assert all(100 <= token < 20_000 for token in body["prompt"])
+    prompts = [tuple(body["prompt"]) for body in behaviour.bodies]
+    assert len(set(prompts)) == len(prompts) > before
+
+
+@pytest.mark.parametrize("split", [1, 7])
+def test_events_split_across_reads_are_counted_once(split):
+    found = measured(Behaviour(split=split, token_seconds=0.01))
+    assert found.void == ()
+    assert found.generator.merged_reads < 0.5
+    assert found.output_tokens_per_second.value == pytest.approx(found.requests_per_second * 8, rel=0.3)
+
+
+def test_text_that_looks_like_an_event_and_speculation_are_counted_by_usage():
+    found = measured(Behaviour(per_event=4))
+    assert found.void == ()
+    assert found.output_tokens_per_second.value == pytest.approx(found.requests_per_second * 8, rel=0.3)
+
+
+def test_merged_reads_are_counted_and_void_what_can_not_be_seen():
+    found = measured(Behaviour(merge=8))
+    assert found.generator.merged_reads == 1.0
+    assert any("ITL could not be seen" in reason for reason in found.void)
+
+
+def test_chat_counts_no_token_for_the_role():
+    found = measured(Behaviour(), endpoint="chat")
+    assert found.void == ()
+    assert found.generator.merged_reads < 0.5
+
+
+def test_an_open_loop_sends_by_the_clock():
+    workload = Workload(rate=60, prompt_tokens=Lengths(fixed=16), output_tokens=Lengths(fixed=2))
+    found = measured(Behaviour(), workload=workload, duration=2.0)
+    assert not any("saturated" in reason for reason in found.void)
+    assert found.generator.asked == 60
+    assert 20 < found.generator.achieved < 120
+
+
+def test_an_open_loop_past_saturation_says_so():
+    workload = Workload(rate=200, prompt_tokens=Lengths(fixed=16), output_tokens=Lengths(fixed=50))
+    found = measured(Behaviour(token_seconds=0.03), workload=workload, duration=2.0, max_warmup=0.0)
+    assert any("saturated" in reason for reason in found.void)
+    assert not found.warmup_settled
+
+
+def test_counters_that_disagree_void_the_measurement():
+    found = measured(Behaviour(miscount=1.5))
+    assert any("somebody else uses the server" in reason for reason in found.void)
+    found = measured(Behaviour(miscount=0.5))
+    assert any("another server" in reason for reason in found.void)
+
+
+def test_goodput_counts_only_what_met_the_slo():
+    slo = Slo.model_validate({"ttft_p95": "1us", "ttft_p99": "2us"})
+    assert measured(Behaviour(), slo=slo).goodput == 0
+    slo = Slo.model_validate({"ttft_p99": "60s", "itl_p99": "60s", "tpot_p50": "1us", "tpot_p99": "60s"})
+    found = measured(Behaviour(), slo=slo)
+    assert found.goodput == pytest.approx(found.requests_per_second)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (Behaviour(status=400), r"all failed: http 400 .*no such thing"),
+        (Behaviour(usage=False), "no usage in the answer"),
+        (Behaviour(error_event=True), "error in the stream"),
+        (Behaviour(token_seconds=1.0), "take longer than the window"),
+        (Behaviour(die_after=4), "is gone: connection refused"),
+    ],
+    ids=["refused", "no usage", "error event", "too slow", "dies"],
+)
+def test_no_completions_are_a_failure_with_the_reason(behaviour, reason, monkeypatch):
+    monkeypatch.setattr(session, "DRAIN", 0.2)
+    with stream_server(behaviour) as server:
+        result = run(job(server.url, duration=5.0 if behaviour.die_after or behaviour.status != 200 else 0.5))
+    assert result.measurement is None
+    assert result.failure is not None
+    assert re.search(reason, result.failure), result.failure
+
+
+def test_a_server_that_is_not_there_fails_at_once():
+    with stream_server() as server:
+        url = server.url
+    failure = run(job(url)).failure
+    assert failure is not None
+    assert "/v1/models can't be read" in failure
+
+
+def test_a_server_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(session, "_SILENCE", 0.3)
+    with stream_server(Behaviour(hang=True)) as server:
+        failure = run(job(server.url, duration=30.0)).failure
+    assert failure is not None
+    assert "has sent nothing for" in failure
+
+
+def test_a_server_that_closes_each_connection_is_measured():
+    assert measured(Behaviour(close_each=True)).void == ()
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_any_load():
+    behaviour = Behaviour(max_model_len=30)
+    with stream_server(behaviour) as server:
+        failure = run(job(server.url)).failure
+    assert failure is not None
+    assert "max_model_len of 30" in failure
+    assert behaviour.bodies == []
+
+
+def test_the_bearer_token_is_sent_and_never_shown(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("secret-token\n")
+    behaviour = Behaviour()
+    with stream_server(behaviour) as server:
+        result = run(job(server.url, duration=0.3, api_key_file=str(key)))
+    assert {headers["authorization"] for headers in behaviour.headers} == {"Bearer secret-token"}
+    assert "secret-token" not in result.model_dump_json()
+    failure = run(job("http://127.0.0.1:9", api_key_file=str(tmp_path / "none"))).failure
+    assert failure is not None
+    assert "can't be read" in failure
+
+
+def test_quality_answers_are_the_same_prompts_whatever_the_seed():
+    behaviour = Behaviour()
+    with stream_server(behaviour) as server:
+        results = [
+            run(job(server.url, duration=0.3, seed=seed, quality_prompts=3, quality_max_tokens=5)) for seed in (1, 2)
+        ]
+    asked = [body["prompt"] for body in behaviour.bodies if not body.get("stream")]
+    assert len(asked) == 6
+    assert asked[:3] == asked[3:]
+    assert asked[0] != asked[1]
+    assert [result.answers for result in results] == [((" one", " two"),) * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"), [(" one two  three", (" one", " two", "  three")), ("日本語", ("日", "本", "語")), ("", ())]
+)
+def test_answers_without_tokens_are_split(text, answer):
+    with stream_server(Behaviour(logprobs=False, text=text)) as server:
+        result = run(job(server.url, duration=0.3, quality_prompts=1, quality_max_tokens=5))
+    assert result.answers == (answer,)
+
+
+def test_the_command_writes_result_and_progress(tmp_path: Path):
+    request, result = tmp_path / "request.json", tmp_path / "result.json"
+    with stream_server() as server:
+        request.write_text(job(server.url, duration=1.5).model_dump_json())
+        assert main(["--request", str(request), "--result", str(result)]) == 0
+    assert LoadResult.model_validate_json(result.read_bytes()).measurement is not None
+    assert Progress.model_validate_json(progress_path(result).read_bytes()).share > 0
+
+
+def test_the_command_fails_with_status_and_reason(tmp_path: Path, capsys):
+    request, result = tmp_path / "request.json", tmp_path / "result.json"
+    request.write_text(job("http://127.0.0.1:9").model_dump_json())
+    assert main(["--request", str(request), "--result", str(result)]) == 1
+    assert LoadResult.model_validate_json(result.read_bytes()).failure in capsys.readouterr().err
+    request.write_text("{}")
+    assert main(["--request", str(request), "--result", str(result)]) == 2
+
+
+def test_people_get_a_table_or_json(capsys):
+    with stream_server(Behaviour(version="0.32.0+simulated")) as server:
+        words = [server.url, "--concurrency", "4", "--prompt-tokens", "20", "--output-tokens", "4"]
+        words += ["--duration", "1s", "--max-warmup", "100ms", "--prefix-reuse", "50%"]
+        assert main(words) == 0
+        out = capsys.readouterr().out
+        assert "vLLM 0.32.0+simulated, simulated" in out
+        assert "TTFT" in out
+        assert "(not settled)" in out
+        assert main([*words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["measurement"]["completed"] > 0
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["http://x", "--request", "f"], ["--request", "f"], ["x"], ["http://x", "--duration", "5"]]
+)
+def test_wrong_arguments_are_named(words):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2

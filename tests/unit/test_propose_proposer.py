@@ -1,0 +1,290 @@
+"""The proposer: chosen first trials, what failures teach, never twice the same, and better than chance."""
+
+import math
+import random
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from tunewright.domain.candidate import Candidate
+from tunewright.domain.profile import Histogram, Source, TrafficProfile
+from tunewright.domain.state import Failure, FailureKind, TrialOutcome, TrialPurpose, TrialRecord
+from tunewright.domain.tuning import Search
+from tunewright.knobs.facts import ModelFacts
+from tunewright.knobs.knob import Family
+from tunewright.knobs.validity import problems
+from tunewright.ports import Proposer, Refused
+from tunewright.propose.proposer import OptunaProposer
+from tunewright.propose.space import build_space
+
+HYBRID = ModelFacts(
+    family=Family.HYBRID, attention_heads=32, experts=128, mtp_layers=1, gpu_count=1, gpu_memory_gib=139.8,
+    compute_capability=9.0, gpu_name="NVIDIA H200", vllm_version="0.32.0",
+)  # fmt: skip
+DENSE = replace(HYBRID, family=Family.DENSE, experts=0, mtp_layers=0)
+BASELINE = Candidate(values={"max_num_seqs": 64, "max_model_len": 4096})
+
+
+def profile(**changes):
+    lengths = Histogram(edges=(512.0,), counts=(100.0,))
+    values = {
+        "start": 0.0, "end": 1800.0, "replicas": 1, "via": "test", "source": Source.SIMULATED,
+        "finished_requests": 1000.0, "saturated": False, "demand": 1.0, "concurrency": 100.0,
+        "concurrency_p95": 150.0, "running": 100.0, "waiting": 0.0, "prompt_tokens": lengths,
+        "output_tokens": lengths, "prompt_tokens_mean": 512.0, "output_tokens_mean": 512.0, "prefix_reuse": 0.4,
+        "error_rate": 0.0, "output_tokens_per_second": 1000.0,
+    }  # fmt: skip
+    return TrafficProfile(**{**values, **changes})
+
+
+def trial(number, candidate, objective=None, *, margin=0.1, failure=None, outcome=None, effective=None):
+    if outcome is None:
+        outcome = TrialOutcome.INFEASIBLE if failure or margin < 0 else TrialOutcome.COMPLETE
+    return TrialRecord(
+        id=f"{number}-{candidate.hash}", number=number, candidate=candidate, outcome=outcome, objective=objective,
+        purpose=TrialPurpose.BASELINE if number == 0 else TrialPurpose.SEARCH, failure=failure,
+        slo_margin=None if failure else margin, effective=effective or {},
+    )  # fmt: skip
+
+
+def search(count, answer, facts=HYBRID, baseline=BASELINE, traffic=None, **spec):
+    """Run a whole search against `answer(candidate)`, a number or a failure."""
+    proposer: Proposer = OptunaProposer(Search(**spec), facts)
+    trials = [trial(0, baseline, 1000.0)]
+    for number in range(1, count + 1):
+        proposal = proposer.propose(baseline, trials, traffic)
+        if proposal is None:
+            break
+        told = answer(proposal.candidate)
+        failed = isinstance(told, Failure)
+        machine = failed and told.machine_fault
+        trials.append(
+            trial(
+                number, proposal.candidate, None if failed else told, failure=told if failed else None,
+                outcome=TrialOutcome.FAILED if machine else None,
+            )
+        )  # fmt: skip
+    return trials
+
+
+def test_the_first_trials_are_chosen():
+    trials = search(7, lambda c: 1000.0 + (c.values.get("speculative_method") == "mtp") * 300, traffic=profile())
+    tried = [one.candidate.values for one in trials[1:]]
+    assert tried[0] == {"max_model_len": 4096}  # vLLM's defaults, for this model length
+    assert tried[1] == {**BASELINE.values, "max_num_seqs": 384}  # twice the 150 that were seen
+    assert tried[2] == {**BASELINE.values, "enable_prefix_caching": True}
+    assert tried[3] == {**BASELINE.values, "speculative_method": "mtp", "num_speculative_tokens": 1}
+    assert tried[4] == {**BASELINE.values, "mamba_backend": "flashinfer"}
+
+
+def test_steps_go_from_the_defaults_where_those_are_better():
+    trials = search(3, lambda c: 900.0 if "max_num_seqs" in c.values else 2000.0, traffic=profile())
+    assert trials[2].candidate.values == {"max_model_len": 4096, "enable_prefix_caching": True}
+
+
+def test_steps_that_helped_are_tried_together():
+    def answer(candidate):
+        values = candidate.values
+        return 1000.0 + 200 * ("mamba_backend" in values) + 300 * (values.get("enable_prefix_caching") is True)
+
+    trials = search(9, answer, traffic=profile())
+    together = [one for one in trials if "together" in OptunaProposer(Search(), HYBRID)._facts.__class__.__name__]
+    assert together == []
+    best = max(trials, key=lambda one: one.objective or 0.0)
+    assert best.candidate.values["mamba_backend"] == "flashinfer"
+    assert best.candidate.values["enable_prefix_caching"] is True
+
+
+def test_without_reuse_prefix_caching_is_no_first_step():
+    trials = search(4, lambda c: 1000.0, traffic=profile(prefix_reuse=0.0))
+    assert all(one.candidate.values.get("enable_prefix_caching") is not True for one in trials[1:4])
+
+
+def test_same_trials_same_proposal_and_other_seed_other_draw():
+    trials = search(14, lambda c: 1000.0 + hash_noise(c), seed=1)
+    again = [OptunaProposer(Search(seed=1), HYBRID).propose(BASELINE, trials, None) for _ in range(2)]
+    assert again[0] == again[1]
+    others = {OptunaProposer(Search(seed=s), HYBRID).propose(BASELINE, trials, None).candidate.hash for s in range(6)}
+    assert len(others) > 1
+
+
+def hash_noise(candidate):
+    return int(candidate.hash, 16) % 100
+
+
+@pytest.mark.parametrize("facts", [HYBRID, DENSE, ModelFacts(), replace(DENSE, gpu_count=0, gpu_memory_gib=None)])
+def test_no_candidate_twice_and_none_that_is_invalid(facts):
+    trials = search(30, lambda c: 1000.0 + hash_noise(c), facts=facts, allow_lossy=True)
+    hashes = [one.candidate.hash for one in trials]
+    assert len(set(hashes)) == len(hashes)
+    for one in trials[1:]:
+        assert problems(one.candidate, facts) == []
+        assert one.candidate.values["max_model_len"] == 4096
+
+
+def test_a_small_space_is_walked_to_its_end():
+    trials = search(99, lambda c: 1000.0, include=("scheduling_policy", "enable_prefix_caching"))
+    tried = {one.candidate.hash for one in trials}
+    assert len(tried) == len(trials) == 4
+
+
+def test_pins_are_in_every_candidate_and_exclusions_as_the_baseline():
+    trials = search(
+        12, lambda c: 1000.0 + hash_noise(c), pin={"gpu_memory_utilization": "0.9"}, exclude=("max_num_seqs",)
+    )
+    assert all(one.candidate.values["gpu_memory_utilization"] == 0.9 for one in trials[1:])
+    assert all(one.candidate.values["max_num_seqs"] == 64 for one in trials[1:])
+
+
+def test_lossy_knobs_are_not_tried_unasked():
+    proposer = OptunaProposer(Search(), HYBRID)
+    for one in search(25, lambda c: 1000.0 + hash_noise(c)):
+        assert proposer.lossy(one.candidate, BASELINE) == []
+    trials = search(25, lambda c: 1000.0 + hash_noise(c), allow_lossy=True)
+    assert any(proposer.lossy(one.candidate, BASELINE) for one in trials)
+
+
+def test_lossy_is_told_against_the_baseline():
+    proposer = OptunaProposer(Search(), HYBRID)
+    fp8 = Candidate(values={"kv_cache_dtype": "fp8", "max_num_seqs": 4})
+    assert proposer.lossy(fp8, Candidate()) == ["kv_cache_dtype"]
+    assert proposer.lossy(fp8, fp8) == []
+    assert proposer.lossy(Candidate(), fp8) == []
+
+
+# --- what failures teach ---------------------------------------------------------------------------------------------
+
+
+def fails(kind, cause="", **limits):
+    return Failure(kind=kind, cause=cause, limits=limits)
+
+
+def test_the_mamba_bound_is_learned_once():
+    def answer(candidate):
+        pages = 600 / (1 + candidate.values.get("num_speculative_tokens", 0))
+        if candidate.values.get("max_num_seqs", 1024) > pages:
+            return fails(FailureKind.MAMBA_BLOCKS, "exceeds available Mamba cache blocks", max_num_seqs=int(pages))
+        return 1000.0 + hash_noise(candidate)
+
+    trials = search(25, answer)
+    failed = [one for one in trials if one.failure]
+    assert len(failed) == 1
+    assert failed[0].number == 1  # the defaults
+    assert any(one.candidate.values.get("max_num_seqs") == 600 for one in trials)  # clamped, not thrown away
+
+
+def test_a_flag_of_another_version_is_tried_once():
+    def answer(candidate):
+        if "performance_mode" in candidate.values:
+            return fails(FailureKind.INVALID_FLAG, "vllm: error: unrecognized arguments: --performance-mode throughput")
+        if candidate.values.get("attention_backend") == "FLASHINFER":
+            return fails(FailureKind.UNSUPPORTED_BACKEND, "No valid attention backend found")
+        return 1000.0 + hash_noise(candidate)
+
+    trials = search(30, answer)
+    assert sum("performance_mode" in one.candidate.values for one in trials) == 1
+    assert sum(one.candidate.values.get("attention_backend") == "FLASHINFER" for one in trials) <= 1
+
+
+def test_hungrier_than_what_ran_out_of_memory_is_not_tried():
+    hungry = BASELINE.with_value("max_num_batched_tokens", 16384).with_value("gpu_memory_utilization", 0.94)
+    trials = [trial(0, BASELINE, 1000.0), trial(1, hungry, failure=fails(FailureKind.OUT_OF_MEMORY_UNDER_LOAD))]
+    proposer = OptunaProposer(
+        Search(include=("max_num_batched_tokens", "gpu_memory_utilization")), replace(HYBRID, gpu_memory_gib=139.8)
+    )
+    seen = set()
+    for number in range(2, 60):
+        proposal = proposer.propose(BASELINE, trials, None)
+        if proposal is None:
+            break
+        values = proposal.candidate.values
+        seen.add((values.get("max_num_batched_tokens", 8192), values.get("gpu_memory_utilization", 0.92)))
+        trials.append(trial(number, proposal.candidate, 1000.0))
+    assert (32768, 0.95) not in seen
+    assert (16384, 0.95) not in seen
+    assert (32768, 0.92) in seen
+
+
+def test_too_small_a_cache_does_not_end_the_search():
+    trials = [
+        trial(0, BASELINE, 1000.0),
+        trial(1, BASELINE.with_value("max_num_batched_tokens", 32768),
+              failure=fails(FailureKind.KV_TOO_SMALL, "estimated maximum model length is 3000", max_model_len=3000)),
+    ]  # fmt: skip
+    assert OptunaProposer(Search(), HYBRID).propose(BASELINE, trials, None) is not None
+
+
+def test_the_machines_faults_are_not_held_against_a_candidate_but_bounded():
+    trials = search(40, lambda c: fails(FailureKind.GPU_NOT_CLEAN), include=("enable_prefix_caching", "max_num_seqs"))
+    counts = {}
+    for one in trials[1:]:
+        counts[one.candidate.hash] = counts.get(one.candidate.hash, 0) + 1
+    assert set(counts.values()) == {2}
+
+
+def test_a_trial_in_flight_is_not_proposed_again():
+    first = OptunaProposer(Search(), HYBRID).propose(BASELINE, [trial(0, BASELINE, 1000.0)], None)
+    running = TrialRecord(id="1", number=1, purpose=TrialPurpose.SEARCH, candidate=first.candidate)
+    second = OptunaProposer(Search(), HYBRID).propose(BASELINE, [trial(0, BASELINE, 1000.0), running], None)
+    assert second.candidate != first.candidate
+
+
+def test_a_default_that_the_server_reports_is_not_tried_by_name():
+    effective = {"attention_backend": "FLASH_ATTN"}
+    trials = [trial(0, BASELINE, 1000.0, effective=effective)]
+    space = build_space(Search(), HYBRID, BASELINE, trials)
+    assert "FLASH_ATTN" not in space.axis("attention_backend").values
+    assert None in space.axis("attention_backend").values
+
+
+def test_latency_objectives_and_slo_misses_are_searched_too():
+    trials = search(15, lambda c: -0.5 + hash_noise(c) / 1000, traffic=profile())
+    assert len(trials) == 16
+    missed = [replace_margin(one, -0.3) for one in trials]
+    assert OptunaProposer(Search(), HYBRID).propose(BASELINE, missed, None) is not None
+
+
+def replace_margin(one, margin):
+    return one.model_copy(update={"slo_margin": margin, "outcome": TrialOutcome.INFEASIBLE})
+
+
+def test_a_misnamed_search_is_refused_at_once():
+    with pytest.raises(Refused, match=r"spec\.search\.include\[0\]"):
+        OptunaProposer(Search(include=("max_seqs",)), HYBRID)
+
+
+# --- against chance --------------------------------------------------------------------------------------------------
+
+FIVE = (
+    "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "long_prefill_token_threshold",
+    "enable_prefix_caching",
+)  # fmt: skip
+
+
+def surface(space, seed):
+    """A quadratic with its best somewhere, weights of its own, and one pair of knobs that act together."""
+    rng = random.Random(seed)
+    best = {axis.name: rng.randrange(len(axis.values)) for axis in space.axes}
+    weights = {axis.name: rng.uniform(0.3, 1.5) for axis in space.axes}
+
+    def value(candidate):
+        at = space.positions(candidate)
+        away = {a.name: (at[a.name] - best[a.name]) / (len(a.values) - 1) for a in space.axes}
+        loss = sum(weights[name] * distance**2 for name, distance in away.items())
+        return 1000 * math.exp(-loss - abs(away["max_num_seqs"] * away["max_num_batched_tokens"]))
+
+    return value
+
+
+def test_it_beats_random_search_at_the_same_budget():
+    ours, chance = [], []
+    for seed in range(10):
+        space = build_space(Search(include=FIVE), HYBRID, BASELINE)
+        value = surface(space, seed)
+        trials = search(20, value, include=FIVE, seed=seed)
+        ours.append(max(value(one.candidate) for one in trials[1:]))
+        rng = random.Random(seed)
+        drawn = [space.candidate({a.name: rng.randrange(len(a.values)) for a in space.axes}) for _ in range(20)]
+        chance.append(max(value(candidate) for candidate in drawn))
+    assert statistics.median(ours) > statistics.median(chance)

@@ -1,0 +1,253 @@
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from telemetry_samples import (
+    BASELINE,
+    T0,
+    confirm_trials,
+    failed_trial,
+    history,
+    promoted,
+    promotion,
+    record,
+    search_trials,
+    trial,
+    tuning,
+)
+
+from tunewright import __version__
+from tunewright.domain.candidate import Candidate
+from tunewright.domain.measurement import Estimate
+from tunewright.domain.phases import Phase
+from tunewright.domain.state import ConfirmStatus, Finalist, Gain, TrialPhase
+from tunewright.ports import Conflict, PortError, Refused
+from tunewright.telemetry import catalog
+from tunewright.telemetry.metrics import MAX_CANDIDATES, Metrics
+from tunewright.telemetry.server import MetricsServer
+
+
+class MemoryStore:
+    def __init__(self, *tunings):
+        self.tunings = {held.name: (held, trials) for held, trials in tunings}
+        self.broken = None
+
+    def names(self):
+        if self.broken:
+            raise self.broken
+        return sorted(self.tunings)
+
+    def load(self, name):
+        return self.tunings[name][0] if name in self.tunings else None
+
+    def trials(self, name):
+        return self.tunings[name][1]
+
+
+def metrics_of(*tunings, now=T0 + 100):
+    store = MemoryStore(*tunings)
+    return Metrics(store, SimpleNamespace(now=lambda: now, monotonic=lambda: now)), store
+
+
+def samples(metrics):
+    """By name and sorted labels."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found, f"{key} is exported twice"
+            found[key] = sample.value
+    return found
+
+
+def value(found, name, **labels):
+    matching = [v for (n, pairs), v in found.items() if n == name and labels.items() <= dict(pairs).items()]
+    assert len(matching) == 1, (name, labels, matching)
+    return matching[0]
+
+
+def test_exactly_the_catalogue_is_exported_with_its_types_and_labels():
+    done, trials = promoted()
+    waiting = record(Phase.AWAITING_APPROVAL, tuning=tuning().model_copy(update={"metadata": named("other")}))
+    metrics, _ = metrics_of((done, trials), (waiting, []))
+    metrics.instruments.reconciled(0.1, ValueError())
+    exposed = {family.name: family for family in text_string_to_metric_families(metrics.exposition().decode())}
+    wanted = {metric.name.removesuffix("_total"): metric for metric in catalog.METRICS}
+    exposed = {name: family for name, family in exposed.items() if not name.endswith("_created")}
+    assert exposed.keys() == wanted.keys()
+    for name, family in exposed.items():
+        metric = wanted[name]
+        assert family.type == metric.type, name
+        assert family.documentation == metric.help
+        assert family.samples, f"{name} has no sample"
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metric.labels), name
+
+
+def named(name):
+    return tuning().metadata.model_copy(update={"name": name})
+
+
+@pytest.mark.parametrize("metric", catalog.METRICS, ids=lambda metric: metric.name)
+def test_names_follow_prometheus_conventions(metric):
+    assert metric.name.startswith("tunewright_")
+    assert metric.name.endswith("_total") == (metric.type == "counter")
+    assert not set(metric.labels) & {"le", "quantile", "job", "instance"}
+    assert metric.help.endswith(".")
+
+
+def test_the_phase_is_a_state_set():
+    found = samples(metrics_of((record(Phase.SEARCHING), []))[0])
+    phases = {dict(pairs)["phase"]: v for (name, pairs), v in found.items() if name == "tunewright_tuning_phase"}
+    assert phases == {phase.value: float(phase is Phase.SEARCHING) for phase in Phase}
+
+
+def test_time_suspended_does_not_count_as_time_in_the_phase():
+    held = record(Phase.SEARCHING, waited=20.0, suspended_since=T0 + 90)
+    found = samples(metrics_of((held, []))[0])
+    assert value(found, "tunewright_tuning_phase_seconds") == 70
+    assert value(found, "tunewright_tuning_suspended") == 1
+
+
+def test_trials_objectives_and_gpu_time_come_from_the_records():
+    done, trials = promoted()
+    running = trial(40, BASELINE, phase=TrialPhase.MEASURING, outcome=None, measurement=None, objective=None)
+    found = samples(metrics_of((done, [*trials, running]))[0])
+    assert value(found, "tunewright_tuning_trials", purpose="search", outcome="complete") == 7
+    assert value(found, "tunewright_tuning_trials", purpose="search", outcome="infeasible") == 3
+    assert value(found, "tunewright_tuning_trials", purpose="search", outcome="running") == 1
+    assert value(found, "tunewright_tuning_trials", purpose="confirm", outcome="complete") == 6
+    assert value(found, "tunewright_tuning_baseline_objective", source="simulated") == 1000
+    assert value(found, "tunewright_tuning_best_objective", objective="outputTokensPerSecond") == 1610
+    assert value(found, "tunewright_tuning_gain_ratio") == 0.584
+    assert value(found, "tunewright_tuning_gain_low_ratio") == 0.521
+    assert value(found, "tunewright_tuning_gain_rounds") == 3
+    assert value(found, "tunewright_tuning_gpu_seconds_total", use="starting") == 16 * 60 + 2 * 110
+    assert value(found, "tunewright_tuning_gpu_seconds_total", use="warming") == 16 * 12
+    assert value(found, "tunewright_tuning_gpu_seconds_total", use="measuring") == 16 * 35
+    assert value(found, "tunewright_tuning_gpu_seconds_total", use="other") == 16 * 3
+
+
+def test_gpu_time_counts_every_gpu_of_a_server():
+    wide = trial(0, Candidate(values={"tensor_parallel_size": 2}), effective={"tensor_parallel_size": 4})
+    found = samples(metrics_of((record(), [wide]))[0])
+    assert value(found, "tunewright_tuning_gpu_seconds_total", use="measuring") == 35 * 4
+
+
+def test_a_latency_that_is_minimized_is_exported_as_it_is():
+    spec = tuning(objective={"minimize": "ttftP95"})
+    slow, quick = trial(0, BASELINE, objective=-0.4), trial(1, Candidate(), objective=-0.2)
+    found = samples(metrics_of((record(tuning=spec), [slow, quick]))[0])
+    assert value(found, "tunewright_tuning_best_objective", objective="ttftP95") == 0.2
+
+
+def test_a_gain_is_not_exported_before_there_is_an_interval():
+    placeholder = Gain(
+        estimate=Estimate(value=0, low=-1, high=1e9), rounds=1, status=ConfirmStatus.RUNNING, reason="1 of 3"
+    )
+    early = record(Phase.CONFIRMING, finalists=(Finalist(candidate=BASELINE, gain=placeholder),))
+    assert not [key for key in samples(metrics_of((early, []))[0]) if "gain" in key[0]]
+
+
+def test_the_number_of_candidates_is_bounded_and_keeps_baseline_winner_and_best():
+    many = [trial(n, Candidate(values={"max_num_seqs": n + 1}), rate=100.0 - n) for n in range(300)]
+    held = record(baseline=many[5].candidate, winner=many[7].candidate)
+    found = samples(metrics_of((held, many))[0])
+    kept = {dict(pairs)["candidate"] for (name, pairs) in found if name == "tunewright_candidate_objective"}
+    assert len(kept) == MAX_CANDIDATES + 3
+    assert {many[5].candidate.hash, many[7].candidate.hash, many[0].candidate.hash, many[299].candidate.hash} <= kept
+
+
+def test_the_promotion_shows_replicas_verdicts_and_the_samples_they_rest_on():
+    held = record(Phase.ROLLING, promotion=promotion(updated=1))
+    found = samples(metrics_of((held, []))[0])
+    assert value(found, "tunewright_promotion_updated_replicas") == 1
+    assert value(found, "tunewright_promotion_replicas") == 2
+    assert value(found, "tunewright_promotion_verdict", metric="TTFT p95", outcome="pass") == 1
+    assert value(found, "tunewright_promotion_verdict", metric="all", outcome="inconclusive") == 0
+    assert value(found, "tunewright_promotion_verdict_samples", metric="TTFT p95", side="stable") == 540
+
+
+def test_an_approval_that_is_waited_for_and_rollbacks_are_told():
+    waiting = record(Phase.AWAITING_APPROVAL, approval_since=T0 + 40)
+    found = samples(metrics_of((waiting, []))[0])
+    assert value(found, "tunewright_tuning_approval_waiting") == 1
+    assert value(found, "tunewright_tuning_approval_waiting_seconds") == 60
+    back = record(Phase.ROLLED_BACK, history=history(Phase.CANARY, Phase.ROLLING_BACK, Phase.ROLLED_BACK))
+    found = samples(metrics_of((back, []))[0])
+    assert value(found, "tunewright_tuning_approval_waiting") == 0
+    assert value(found, "tunewright_tuning_rollbacks_total") == 1
+    assert "tunewright_tuning_approval_waiting_seconds" not in {name for name, _ in found}
+
+
+def test_the_series_of_a_deleted_tuning_go_and_the_process_keeps_its_own():
+    metrics, store = metrics_of(promoted())
+    metrics.instruments.reconciled(0.2)
+    assert any("tuning" in dict(pairs) for _, pairs in samples(metrics))
+    store.tunings.clear()
+    found = samples(metrics)
+    assert not any("tuning" in dict(pairs) for _, pairs in found)
+    assert value(found, "tunewright_reconcile_duration_seconds_count") == 1
+    assert value(found, "tunewright_build_info", version=__version__) == 1
+
+
+@pytest.mark.parametrize("error", [PortError("locked"), Refused("corrupt")])
+def test_a_store_that_cannot_be_read_is_told_and_hides_nothing_else(error):
+    metrics, store = metrics_of(promoted())
+    store.broken = error
+    found = samples(metrics)
+    assert value(found, "tunewright_store_readable") == 0
+    assert value(found, "tunewright_build_info") == 1
+    assert not any("tuning" in dict(pairs) for _, pairs in found)
+    store.broken = None
+    assert value(samples(metrics), "tunewright_store_readable") == 1
+
+
+def test_reconciling_and_the_metrics_source_are_counted():
+    metrics, _ = metrics_of()
+    for error in (None, Conflict("a"), PortError("b"), Refused("c"), KeyError("d")):
+        metrics.instruments.reconciled(0.02, error)
+    metrics.instruments.metric_source_failed()
+    found = samples(metrics)
+    assert value(found, "tunewright_reconcile_duration_seconds_count") == 5
+    for kind in ("conflict", "port", "refused", "fault"):
+        assert value(found, "tunewright_reconcile_errors_total", kind=kind) == 1
+    assert value(found, "tunewright_metric_source_failures_total") == 1
+
+
+def test_every_state_of_a_tuning_can_be_scraped():
+    for phase in Phase:
+        for trials in ([], search_trials(), [*search_trials(), *confirm_trials()], [failed_trial(0, BASELINE)]):
+            assert samples(metrics_of((record(phase, baseline=BASELINE), trials))[0])
+
+
+def get(url):
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers["Content-Type"], error.read().decode()
+
+
+def test_the_server_serves_metrics_and_health_and_gives_its_port_back():
+    metrics, _ = metrics_of(promoted())
+    reason = []
+    with MetricsServer(metrics, unhealthy=lambda: reason[0] if reason else None) as server:
+        status, kind, text = get(server.url)
+        assert (status, kind.split(";")[0]) == (200, "text/plain")
+        assert 'tunewright_tuning_phase{phase="Promoted",tuning="chat"} 1.0' in text
+        base = server.url.removesuffix("/metrics")
+        assert get(f"{base}/healthz")[::2] == (200, "ok\n")
+        reason.append("the store can't be read")
+        assert get(f"{base}/healthz?full")[::2] == (503, "the store can't be read\n")
+        assert get(f"{base}/else")[0] == 404
+        with ThreadPoolExecutor(4) as pool:
+            assert {status for status, _, _ in pool.map(get, [server.url] * 12)} == {200}
+        port = server.port
+    server.close()
+    with MetricsServer(metrics, port=port) as again:
+        assert again.port == port
