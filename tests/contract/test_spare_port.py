@@ -165,7 +165,8 @@ class TestProcessSpare(SpareContract):
         with pytest.raises(PortError, match="sweep"):
             make_spare().start("2-y", GOOD)
         assert make_spare().sweep([]) == ["1-x"]
-        wait_for(lambda: children.group_members(child) == [])
+        wait_for(lambda: make_spare().sweep([]) == [])
+        assert children.group_members(child) == []
         make_spare().start("2-y", GOOD)
         children.end(child, grace=0.0)
 

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import shutil
 import signal
 import threading
 from collections import Counter
@@ -250,6 +251,14 @@ class TestProcessTarget(OnProcesses):
         assert not make_target().observe().settled
         assert any("not ready" in reason for reason in make_target().preflight(NEW))
         wait_for(lambda: make_target().ensure_started().settled)
+
+    def test_a_server_whose_folder_was_removed_is_ended_with_the_rest(
+        self, make_target: Callable[[], ProcessTarget]
+    ) -> None:
+        shutil.rmtree(next(self.directory.glob("servers/replica-0.*")))
+        assert len(children.find_marked(self.directory)) == self.replicas + 1
+        make_target().stop_all()
+        assert children.find_marked(self.directory) == []
 
     def test_one_agent_at_a_time(self, make_target: Callable[[], ProcessTarget]) -> None:
         with make_target()._exclusive(), pytest.raises(PortError, match="another agent"):

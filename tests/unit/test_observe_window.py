@@ -58,10 +58,8 @@ def test_no_request_is_lost_or_invented_over_restarts(lives: list[list[int]]) ->
         seen += life[-1] - (life[0] if number == 0 else 0)
     # A restart that ends above where it began shows in no drop of this counter alone: another one shows it.
     other = [i + 1 for steps in lives for i, _ in enumerate(steps)]
-    window = SeriesWindow(
-        0, 999, [counter(*values, instance="a"), Series({"__name__": "d_total", "instance": "a"}, counter(*other).samples)],
-        ["q"],
-    )  # fmt: skip
+    shown = Series({"__name__": "d_total", "instance": "a"}, counter(*other).samples)
+    window = SeriesWindow(0, 999, [counter(*values, instance="a"), shown], ["q"])
     assert clean(window).increase("c_total") == seen
 
 

@@ -89,11 +89,8 @@ def test_steps_that_helped_are_tried_together():
         return 1000.0 + 200 * ("mamba_backend" in values) + 300 * (values.get("enable_prefix_caching") is True)
 
     trials = search(9, answer, traffic=profile())
-    together = [one for one in trials if "together" in OptunaProposer(Search(), HYBRID)._facts.__class__.__name__]
-    assert together == []
-    best = max(trials, key=lambda one: one.objective or 0.0)
-    assert best.candidate.values["mamba_backend"] == "flashinfer"
-    assert best.candidate.values["enable_prefix_caching"] is True
+    both = {**BASELINE.values, "mamba_backend": "flashinfer", "enable_prefix_caching": True}
+    assert both in [one.candidate.values for one in trials]
 
 
 def test_without_reuse_prefix_caching_is_no_first_step():
@@ -216,10 +213,11 @@ def test_too_small_a_cache_does_not_end_the_search():
 
 
 def test_the_machines_faults_are_not_held_against_a_candidate_but_bounded():
-    trials = search(40, lambda c: fails(FailureKind.GPU_NOT_CLEAN), include=("enable_prefix_caching", "max_num_seqs"))
+    trials = search(99, lambda c: fails(FailureKind.GPU_NOT_CLEAN), include=("enable_prefix_caching", "max_num_seqs"))
     counts = {}
     for one in trials[1:]:
         counts[one.candidate.hash] = counts.get(one.candidate.hash, 0) + 1
+    assert len(counts) > 10
     assert set(counts.values()) == {2}
 
 
@@ -284,7 +282,7 @@ def test_it_beats_random_search_at_the_same_budget():
         value = surface(space, seed)
         trials = search(20, value, include=FIVE, seed=seed)
         ours.append(max(value(one.candidate) for one in trials[1:]))
-        rng = random.Random(seed)
+        rng = random.Random(1000 + seed)  # not the surface's own draws
         drawn = [space.candidate({a.name: rng.randrange(len(a.values)) for a in space.axes}) for _ in range(20)]
         chance.append(max(value(candidate) for candidate in drawn))
     assert statistics.median(ours) > statistics.median(chance)

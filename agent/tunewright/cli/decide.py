@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
-from tunewright.cli.common import Exit, StateOption, SystemClock, fail, told
+from tunewright.cli.common import StateOption, fail, told
+from tunewright.clock import SystemClock
 from tunewright.controller.decisions import Action, bound, refusal
 from tunewright.domain.state import TuningRecord
+from tunewright.exits import Exit
 from tunewright.ports import Store
 from tunewright.store.sqlite import SqliteStore
 

@@ -8,11 +8,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tunewright.cli.common import Exit, JsonOption, StateOption, SystemClock, fail, told
+from tunewright.cli.common import JsonOption, StateOption, fail, told
 from tunewright.cli.decide import NameArgument, found
+from tunewright.clock import SystemClock
 from tunewright.domain.objective import objective_unit
 from tunewright.domain.profile import Source
 from tunewright.domain.state import TrialRecord, TuningRecord
+from tunewright.exits import Exit
 from tunewright.store.sqlite import SqliteStore
 
 
@@ -78,7 +80,16 @@ def _cells(t: TrialRecord) -> list[str]:
     ttft = f"{t.measurement.ttft.p95 * 1e3:.0f} ms" if t.measurement else ""
     start = f"{t.start_seconds:.1f}s" if t.start_seconds is not None else ""
     source = str(t.measurement.source) if t.measurement else ""
-    return [t.id, ", ".join(f"{k}={v}" for k, v in t.candidate.values.items()), t.reason, outcome, value, ttft, start, source]
+    return [
+        t.id,
+        ", ".join(f"{k}={v}" for k, v in t.candidate.values.items()),
+        t.reason,
+        outcome,
+        value,
+        ttft,
+        start,
+        source,
+    ]
 
 
 def report(

@@ -130,7 +130,7 @@ def _conclude(record: TuningRecord, mine: Sequence[TrialRecord], context: Contex
 def _won(record: TuningRecord, finalist: Finalist, context: Context) -> Step:
     now, promotion = context.clock.now(), record.tuning.spec.promotion
     gain: Gain | None = finalist.gain
-    claim = f"{finalist.candidate.hash} is better by {gain.reason if gain else 'an unknown gain'}"
+    claim = f"{finalist.candidate.hash} is better than the baseline: {gain.reason if gain else 'by an unknown gain'}"
     if promotion.mode is PromotionMode.RECOMMEND:
         sentence = f"{claim}. Recommended: apply it as the report says."
         return Step(enter(record, Phase.RECOMMENDED, sentence, now, winner=finalist.candidate), None)

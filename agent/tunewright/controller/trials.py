@@ -19,7 +19,7 @@ from tunewright.ports import LoadPhase, LoadRequest, Refused, ServerPhase
 MAX_ATTEMPTS = 3
 """A trial that fails by the machine's fault is tried this often in all."""
 
-POLL = 0.5
+POLL = 0.25
 """Seconds between two looks at a running trial: a death is noticed within a second."""
 
 
@@ -90,7 +90,7 @@ def _await_ready(record: TuningRecord, trial: TrialRecord, context: Context) -> 
         return _to(trial, TrialPhase.STOPPING, now, failure=server.failure or _unknown(server.detail))
     if server.phase is not ServerPhase.READY or server.url is None:
         return trial
-    context.load.start(run_id(trial), _load_request(record, trial, server.url))
+    context.load.start(run_id(trial), _load_request(record, trial, server.url, context))
     return _to(
         trial,
         TrialPhase.MEASURING,
@@ -112,7 +112,7 @@ def _await_measurement(record: TuningRecord, trial: TrialRecord, context: Contex
         if server.phase is not ServerPhase.READY or server.url is None:
             lost = Failure(kind=FailureKind.KILLED, cause="the server and its load test are gone")
             return _to(trial, TrialPhase.STOPPING, now, failure=lost)
-        context.load.start(run_id(trial), _load_request(record, trial, server.url))
+        context.load.start(run_id(trial), _load_request(record, trial, server.url, context))
         return trial
     if load.phase is LoadPhase.FAILED:
         failed = Failure(kind=FailureKind.LOAD_TEST, cause=load.detail or "the load test failed without a word")
@@ -159,11 +159,13 @@ def _stop(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRe
     )
 
 
-def _load_request(record: TuningRecord, trial: TrialRecord, url: str) -> LoadRequest:
-    spec = record.tuning.spec
+def _load_request(record: TuningRecord, trial: TrialRecord, url: str, context: Context) -> LoadRequest:
+    spec, baseline = record.tuning.spec, record.baseline or Candidate()
     if record.profile is None:
         raise AssertionError("a trial is only run once the traffic profile is known")
-    confirming = trial.purpose is TrialPurpose.CONFIRM
+    # Answers are compared only where a finalist could change them: asking costs the spare's time.
+    lossy = any(context.proposer.lossy(f.candidate, baseline) for f in record.finalists)
+    confirming = trial.purpose is TrialPurpose.CONFIRM and lossy
     return LoadRequest(
         url=url,
         workload=workload_for(spec.load, record.profile),

@@ -26,6 +26,7 @@ class FailureKind(StrEnum):
     UNSUPPORTED_BACKEND = "unsupportedBackend"  # not on this GPU or for this model
     GPU_NOT_CLEAN = "gpuNotClean"  # somebody else holds the memory
     PORT_IN_USE = "portInUse"
+    UNSCHEDULABLE = "unschedulable"  # no node takes the pod, or its node can't bring it up
     MODEL_MISSING = "modelMissing"
     CRASHED = "crashed"  # the engine died for a reason not listed here
     HUNG = "hung"  # it ran, but did not answer by its deadline
@@ -39,6 +40,7 @@ MACHINE_FAULTS = frozenset(
     {
         FailureKind.GPU_NOT_CLEAN,
         FailureKind.PORT_IN_USE,
+        FailureKind.UNSCHEDULABLE,
         FailureKind.MODEL_MISSING,
         FailureKind.KILLED,
         FailureKind.LOAD_TEST,

@@ -9,8 +9,8 @@ What Tunewright knows of vLLM's engine arguments. This page is generated from th
 
 - *searched*: `always` where the knob applies to model and machine; `named` only when `spec.search.include` names it;
   `never` is production's own business (it can still be pinned with `spec.search.pin`).
-- **Lossy** values can change answers. They are tried only with `spec.search.allowLossy: true`, and promoted only past the
-  quality gate.
+- **Lossy** values can change answers. They are tried only with `spec.search.allowLossy: true`, and promoted only past
+  the quality gate.
 - Values outside the grid are kept where production or a pin sets them.
 """
 

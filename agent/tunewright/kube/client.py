@@ -101,18 +101,24 @@ class Kube:
         return self._json("GET", resource.path(namespace, name, subresource), total=total)
 
     def list(
-        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        page: int | None = None,
     ) -> ObjectList:
-        """All objects, page by page; `namespace` None means all namespaces."""
+        """All objects, `page` at a time; `namespace` None means all namespaces."""
         path = resource.path(namespace)
         for _ in range(3):
             items: list[Json] = []
-            query = {"limit": str(PAGE)} | _selectors(labels, fields)
+            query = {"limit": str(page or PAGE)} | _selectors(labels, fields)
             try:
                 while True:
-                    page = self._json("GET", path, query)
-                    items += page.get("items") or []
-                    metadata = page.get("metadata") or {}
+                    found = self._json("GET", path, query)
+                    items += found.get("items") or []
+                    metadata = found.get("metadata") or {}
                     if not metadata.get("continue"):
                         return ObjectList(items, str(metadata.get("resourceVersion", "")))
                     query["continue"] = metadata["continue"]

@@ -184,6 +184,7 @@ def _tuning_status() -> Schema:
     )
     decision = _object(
         {
+            "id": _text("Names the decision, so that it is kept once."),
             "action": _text("What was decided."),
             "at": _number("When, in seconds since the epoch."),
             "by": _text("Who decided."),

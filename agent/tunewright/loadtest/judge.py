@@ -83,6 +83,11 @@ def notes(job: LoadJob, raw: Raw, result: Measurement) -> list[str]:
             f"a prefix reuse of {job.workload.prefix_reuse:.0%} is out of reach: prompts this short fill too few "
             f"cache blocks; at most {raw.reachable_reuse:.0%} can be found again"
         )
+    if result.generator.merged_reads > 0.01:
+        found.append(
+            f"{result.generator.merged_reads:.1%} of the reads held several tokens (a busy machine): the upper "
+            "percentiles of ITL are upper bounds"
+        )
     if raw.unstamped_reads:
         found.append(f"{raw.unstamped_reads} reads have no kernel time stamp (TLS has none): the loop's time was used")
     return found
@@ -172,6 +177,8 @@ def _unreconciled(raw: Raw, found: Sequence[Answer], epoch: int) -> list[str]:
             requests_allowance=running + failed + 2,
         )
         reasons += disagreements(first, last, allowance, "the window")
+    if raw.before is not None and (len(raw.window) < 2 or raw.after is None):
+        reasons.append("the server's /metrics stopped answering under load: the counts can't be checked")
     if raw.before is not None and raw.after is not None:
         total = Counted(
             tokens=float(tokens.sum()),

@@ -125,15 +125,21 @@ class ClosedLoop:
             self._client.submit(self._stock.take(), time.time_ns())
 
 
+def gamma_gaps(rng: np.random.Generator, rate: float, burstiness: float, count: int) -> list[float]:
+    """Seconds between arrivals. `burstiness` is the variance over the mean of arrivals in long spans, which for gaps
+    that don't depend on one another is their squared variation: 1 is Poisson, 2 bunches, near 0 is a metronome."""
+    gaps: list[float] = rng.gamma(1.0 / burstiness, burstiness / rate, count).tolist()
+    return gaps
+
+
 class OpenLoop:
-    """Sends `rate` requests a second whatever comes back. Gaps are gamma; `burstiness` is their squared variation,
-    which is the variance over the mean of long counts: 1 is Poisson, 2 bunches, near 0 is a metronome."""
+    """Sends `rate` requests a second, on average, whatever comes back."""
 
     def __init__(self, client: Client, stock: Stock, rate: float, burstiness: float, seed: int) -> None:
         self._client = client
         self._stock = stock
         self._rng = np.random.default_rng([seed, 5])
-        self._shape, self._scale = 1.0 / burstiness, burstiness / rate
+        self._rate, self._burstiness = rate, burstiness
         self._gaps: list[float] = []
         self._timer = Timer(self._due)
         self._next_ns = 0
@@ -157,7 +163,7 @@ class OpenLoop:
 
     def _gap(self) -> int:
         if not self._gaps:
-            self._gaps = self._rng.gamma(self._shape, self._scale, 1024).tolist()
+            self._gaps = gamma_gaps(self._rng, self._rate, self._burstiness, 1024)
         return int(self._gaps.pop() * NANO)
 
 

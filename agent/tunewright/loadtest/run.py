@@ -60,7 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if (given.request is None) == (given.url is None) or (given.request is None) != (given.result is None):
         parser.error("give either URL, or both --request and --result")
-    return _serve(given.request, given.result) if given.request else _for_people(parser, given)
+    if given.request:
+        return _serve(given.request, given.result)
+    try:
+        return _for_people(parser, given)
+    except KeyboardInterrupt:
+        print("\ninterrupted: no result", file=sys.stderr)
+        return FAILED
 
 
 def progress_path(result: Path) -> Path:

@@ -73,13 +73,14 @@ class PrometheusSource:
         if end <= start:
             raise ValueError(f"the window ends ({end}) before it starts ({start})")
         step = max(self._interval, (end - start) / MAX_POINTS)
-        # Counted back from the end, so that the latest samples are in.
-        first = end - math.floor((end - start) / step) * step
+        # Counted back from the end, so that the latest samples are in; Prometheus knows milliseconds.
+        last = math.floor(end * 1000) / 1000
+        first = last - math.floor((last - start) / step) * step
         series: list[Series] = []
         warnings: list[str] = []
         queries = [self.query(chunk, matchers) for chunk in _chunks(names)]
         for query in queries:
-            found, told = self._range(query, first, end, step)
+            found, told = self._range(query, first, last, step)
             series += found
             warnings += told
         return SeriesWindow(start, end, series, queries, list(dict.fromkeys(warnings)))
@@ -125,7 +126,7 @@ class PrometheusSource:
             client = PrometheusConnect(
                 url=self._url,
                 session=session,
-                retry=Retry(0, redirect=3),
+                retry=Retry(0, read=False),
                 auth=_Bearer(self._token_file) if self._token_file is not None else None,
                 timeout=(self._timeout, self._timeout),
             )
@@ -140,11 +141,7 @@ class PrometheusSource:
                     params=exact | WHOLE_ANSWERS,
                 )
             except requests.Timeout as error:
-                raise self._failed(
-                    query,
-                    f"it did not answer within {self._timeout:g}s",
-                    "look at its load, or shorten metrics.window",
-                ) from error
+                raise self._late(query) from error
             except requests.exceptions.JSONDecodeError as error:
                 raise self._failed(
                     query,
@@ -160,8 +157,11 @@ class PrometheusSource:
                     query, "its answer broke off", "try again; look at the proxies on the way"
                 ) from error
             except requests.ConnectionError as error:
+                root = _root(error)
+                if isinstance(root, TimeoutError):
+                    raise self._late(query) from error
                 raise self._failed(
-                    query, f"there is no connection ({_root(error)})", "check metrics.prometheus and that it runs"
+                    query, f"there is no connection ({root})", "check metrics.prometheus and that it runs"
                 ) from error
             except requests.RequestException as error:
                 raise self._failed(query, str(error), "check metrics.prometheus") from error
@@ -189,6 +189,11 @@ class PrometheusSource:
             ) from error
         told = [*(body.get("warnings") or ()), *(body.get("infos") or ())]
         return [one for one in series if one.samples], [f"Prometheus: {text}" for text in told]
+
+    def _late(self, query: str) -> PortError:
+        return self._failed(
+            query, f"it did not answer within {self._timeout:g}s", "look at its load, or shorten metrics.window"
+        )
 
     def _failed(self, query: str, what: str, advice: str) -> PortError:
         return PortError(f"{self.describe()} gave no metrics: {what}; {advice}. Query: {query}")
@@ -287,11 +292,11 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _root(error: BaseException) -> str:
+def _root(error: BaseException) -> BaseException:
     """The innermost reason: what the layers above say is mostly their own names."""
     for _ in range(10):
         inner = error.__cause__ or error.__context__
         if inner is None:
             break
         error = inner
-    return str(error) or type(error).__name__
+    return error

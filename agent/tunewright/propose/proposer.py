@@ -26,7 +26,7 @@ _EXHAUSTIVE = 20_000
 """Spaces up to this size are walked to their end before they are called exhausted."""
 
 _RANDOM_TRIES = 2_000
-_NEIGHBOUR_EVERY = 2
+_NEIGHBOUR_EVERY = 3
 """Every so many proposals of the model, one step from the best: TPE alone is slow to finish near it."""
 
 _UNITS = ({"speculative_method", "num_speculative_tokens"},)

@@ -220,7 +220,8 @@ def _relative(case: _Case, latency: LatencyName, what: str) -> MetricVerdict | N
     highest = ratio.upper(case.beta)
     if ratio.estimate <= limit and highest <= unacceptable:
         return _verdict(metric, Outcome.PASS, change, shown)
-    reason = f"{change}, not settled: it may be {math.expm1(min(highest, 5.0)):+.0%}"
+    bounded = f"it may be {math.expm1(highest):+.0%}" if highest < math.log(10) else "too few requests to bound it"
+    reason = f"{change}, not settled: {bounded}"
     return _verdict(metric, Outcome.INCONCLUSIVE, reason, shown)
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TypeVar
+from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 
@@ -34,11 +35,14 @@ from tunewright.tuningfile import explain_validation
 TUNING_LABEL = "tunewright.dev/tuning"
 MANAGED_BY = {"app.kubernetes.io/managed-by": "tunewright"}
 
-_WRITES = 10
+_WRITES = 30
 """Tries of a write that others' writes keep overtaking."""
 
 _MAX_TRIAL = 2**20
 """Bytes of a packed trial; etcd takes 1.5 MiB."""
+
+_TRIALS_PAGE = 50
+"""Trials in one answer, so that even the largest fit into what the client takes."""
 
 _WARNING_PHASES = frozenset({Phase.FAILED, Phase.INFEASIBLE, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
 
@@ -50,13 +54,17 @@ class KubernetesStore:
 
     A record's version goes with the status in one write, guarded by the object's resourceVersion. The spec is the
     user's: it is written only when a record is saved whose Tuning is not there yet, and `load` always reads it anew.
+
+    It remembers which Tuning of a name was loaded last, so that a record is never written to another of the same
+    name: the loop and the API each take a store of their own.
     """
 
     def __init__(self, kube: Kube, namespace: str, clock: Clock) -> None:
         self._kube, self._namespace, self._clock = kube, namespace, clock
-        # What was read last: which Tuning of a name was meant, its trials (for the summary in status; parsed again
-        # only when they changed), and how many phase changes were told as Events.
+        # What was read or written last: which Tuning of a name was meant, its version, its trials (for the summary in
+        # status; parsed again only when they changed), and how many phase changes were told as Events.
         self._uids: dict[str, str] = {}
+        self._versions: dict[str, int] = {}
         self._trials: dict[str, dict[str, tuple[str, TrialRecord]]] = {}
         self._told: dict[str, int] = {}
 
@@ -111,16 +119,15 @@ class KubernetesStore:
             stored, uid = int(status.get("version") or 0), found["metadata"]["uid"]
             if record.version != stored or self._uids.setdefault(record.name, uid) != uid:
                 raise Conflict(f"the tuning {record.name} was written by somebody else; read it again")
-            # A count that starts at a number of the object's own: an old reader must not take the record of a new
-            # Tuning of the same name for the one it read.
-            saved = record.model_copy(update={"version": (stored or _first_version(uid)) + 1})
+            # A deleted name goes on counting: an old reader must not take the new record for the one it read.
+            version = (stored or self._versions.get(record.name, 0)) + 1
+            saved = record.model_copy(update={"version": version})
             body = {**found, "status": self._status(saved, found)}
             try:
                 self._kube.replace(TUNINGS, body, self._namespace, subresource="status")
             except (KubeConflict, NotFound):
-                # A decision or a new spec came between, which is no conflict; or only the answer got lost.
-                if not self._is_stored(saved):
-                    continue
+                continue  # a decision or an edit came between: the version tells whether the record was written
+            self._versions[record.name] = version
             self._tell(found, saved, int(status.get("told") or 0))
             return saved
         raise Conflict(f"the tuning {record.name} is written by others all the time; read it again")
@@ -131,7 +138,8 @@ class KubernetesStore:
         if uid is None:
             return []
         known, read = self._trials.get(name, {}), {}
-        for found in self._kube.list(TRIALS, self._namespace, labels=f"{TUNING_LABEL}={name}").items:
+        labels = f"{TUNING_LABEL}={name}"
+        for found in self._kube.list(TRIALS, self._namespace, labels=labels, page=_TRIALS_PAGE).items:
             metadata, packed = found["metadata"], (found.get("status") or {}).get("record")
             if not packed or not _owned(found, uid):
                 continue  # not written whole yet, or left of an earlier tuning of this name and about to go
@@ -174,8 +182,8 @@ class KubernetesStore:
 
     def decide(self, name: str, decision: Decision) -> None:
         """Keep a person's decision; raises `Refused` when there is no such tuning."""
-        entry = decision.model_dump(mode="json", by_alias=True)
-        for attempt in range(_WRITES):
+        entry = decision.model_dump(mode="json", by_alias=True, exclude_defaults=True) | {"id": uuid4().hex}
+        for _ in range(_WRITES):
             found = self._find(name)
             if found is None:
                 raise Refused(
@@ -184,7 +192,7 @@ class KubernetesStore:
                 )
             status: Json = found.get("status") or {}
             taken = status.get("decisions") or []
-            if attempt and any(_decision(each, name) == decision for each in taken):
+            if any(each.get("id") == entry["id"] for each in taken):
                 return  # it was written, and only the answer got lost
             body = {**found, "status": {**status, "decisions": [*taken, entry]}}
             try:
@@ -240,9 +248,10 @@ class KubernetesStore:
 
     def _create(self, record: TuningRecord) -> Json:
         """The Tuning of a record that was not read from one."""
-        if record.version or record.name in self._uids:
+        if record.version:
             raise Conflict(f"the tuning {record.name} is not there (any more); read again")
-        document = record.tuning.model_dump(mode="json", by_alias=True, exclude_none=True)
+        # Defaults are filled in by the API server.
+        document = record.tuning.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         body = {"metadata": {"name": record.name, "labels": MANAGED_BY}, "spec": document["spec"]}
         try:
             return self._kube.create(TUNINGS, body, self._namespace)
@@ -258,8 +267,9 @@ class KubernetesStore:
         observed = generation if seen else before["observedGeneration"]
         trials = [trial for _, trial in self._trials[name].values()] if name in self._trials else self.trials(name)
         shown = conditions(record, faults, generation=observed, before=known_conditions(before), now=self._clock.now())
+        kept = {key: before[key] for key in ("decisions", "told") if key in before}
         return {
-            **before,
+            **kept,
             **tuning_status(record, trials),
             "observedGeneration": observed,
             "conditions": shown,
@@ -267,10 +277,6 @@ class KubernetesStore:
             "told": max(int(before.get("told") or 0), min(self._told.get(name, 0), len(record.history))),
             "record": pack(record),
         }
-
-    def _is_stored(self, record: TuningRecord) -> bool:
-        found = self._find(record.name)
-        return found is not None and (found.get("status") or {}).get("record") == pack(record)
 
     def _tell(self, about: Json, record: TuningRecord, told: int) -> None:
         """An Event for each phase change not told yet. What fails is told with the next write."""
@@ -316,8 +322,8 @@ def _new_trial(tuning: str, uid: str, key: str, trial: TrialRecord) -> Json:
             "number": trial.number,
             "purpose": trial.purpose.value,
             "round": trial.round,
-            "reason": trial.reason,
             "candidate": dict(trial.candidate.values),
+            **({"reason": trial.reason} if trial.reason else {}),
         },
     }
 
@@ -326,10 +332,6 @@ def _trial_name(tuning: str, trial: str) -> str:
     """Deterministic, so that nothing is created twice; a digest stands in for an id that can't be part of a name."""
     plain = re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,120}[a-z0-9])?", trial)
     return f"{tuning}-{trial if plain else hashlib.sha256(trial.encode()).hexdigest()[:20]}"
-
-
-def _first_version(uid: str) -> int:
-    return int(hashlib.sha256(uid.encode()).hexdigest()[:9], 16)
 
 
 def _owned(found: Json, uid: str) -> bool:
@@ -342,7 +344,7 @@ def _ending(found: Json) -> bool:
 
 def _decision(entry: Mapping[str, object], name: str) -> Decision:
     try:
-        return Decision.model_validate(entry)
+        return Decision.model_validate({key: value for key, value in entry.items() if key != "id"})
     except ValidationError as error:
         raise Refused(f"a decision in the status of Tuning {name} can't be read: {error.errors()[0]['msg']}") from error
 

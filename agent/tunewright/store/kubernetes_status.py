@@ -52,8 +52,8 @@ def unpack(kind: type[_Model], text: str) -> _Model:
 
 
 def tuning_status(record: TuningRecord, trials: Sequence[TrialRecord]) -> Json:
-    """The fields of a Tuning's status that are for people."""
-    return {
+    """The fields of a Tuning's status that are for people; those with nothing to show are left out."""
+    shown = {
         "phase": record.phase.value,
         "sentence": _short(record.sentence),
         "target": _target(record.tuning),
@@ -65,6 +65,8 @@ def tuning_status(record: TuningRecord, trials: Sequence[TrialRecord]) -> Json:
         "baseline": record.baseline.hash if record.baseline else "",
         "specHash": record.spec_hash,
     }
+    # Some builds of 1.20 take an empty text for null, and refuse it.
+    return {name: text for name, text in shown.items() if text}
 
 
 def trial_status(trial: TrialRecord) -> Json:
@@ -103,7 +105,7 @@ def conditions(
                 "observedGeneration": generation,
                 "lastTransitionTime": changed if old == status and changed else format_time(now),
                 "reason": reason,
-                "message": _short(message),
+                "message": _short(message) or "Nothing was said yet.",
             }
         )
     return result
@@ -116,12 +118,24 @@ def _of_record(record: TuningRecord) -> dict[str, tuple[str, str, str]]:
     return {
         "Ready": (_is(phase in _ANSWERED), phase.value, sentence),
         "Reconciling": (_is(at_work), "Suspended" if suspended else phase.value, sentence),
-        "Stalled": (_is(phase in _STUCK), phase.value, sentence if phase in _STUCK else ""),
-        "Suspended": (_is(suspended), "Suspended" if suspended else "NotSuspended", sentence if suspended else ""),
+        "Stalled": (_is(phase in _STUCK), phase.value, sentence if phase in _STUCK else "Nothing holds it up."),
+        "Suspended": (
+            _is(suspended),
+            "Suspended" if suspended else "NotSuspended",
+            sentence if suspended else "It is at work.",
+        ),
         "CanaryHealthy": _canary(record),
         "Approved": _approved(record),
-        "Promoted": (_is(phase is Phase.PROMOTED), phase.value, sentence if phase is Phase.PROMOTED else ""),
-        "RolledBack": (_is(phase is Phase.ROLLED_BACK), phase.value, sentence if phase is Phase.ROLLED_BACK else ""),
+        "Promoted": (
+            _is(phase is Phase.PROMOTED),
+            phase.value,
+            sentence if phase is Phase.PROMOTED else f"The phase is {phase}.",
+        ),
+        "RolledBack": (
+            _is(phase is Phase.ROLLED_BACK),
+            phase.value,
+            sentence if phase is Phase.ROLLED_BACK else f"The phase is {phase}.",
+        ),
     }
 
 

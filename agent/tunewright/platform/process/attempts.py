@@ -78,13 +78,6 @@ class Attempts:
         if len(kept) < len(entries):
             self._write(kept)
 
-    def forget(self, slot: str) -> None:
-        """Forget a place that is gone for good."""
-        entries = self._read()
-        kept = [entry for entry in entries if entry.slot != slot]
-        if len(kept) < len(entries):
-            self._write(kept)
-
     def _find(self, slot: str, candidate: str) -> Entry | None:
         return next((e for e in self._read() if (e.slot, e.candidate) == (slot, candidate)), None)
 

@@ -3,7 +3,6 @@ takes over where another was killed. Every call is short; nothing waits.
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from tunewright.domain.candidate import Candidate
@@ -74,7 +73,6 @@ class Server:
         start_timeout: float,
         replica: int = 0,
         slot: str = "",
-        taken: Iterable[int] = (),
     ) -> None:
         """Launch it, unless it was. Raises `PortError` (no port, no memory for it) or `Refused` (no such command)."""
         launch = self.launch
@@ -85,7 +83,7 @@ class Server:
         self._clear()
         if self.log.exists():  # an earlier attempt's errors must not explain this one's
             self.log.replace(self.log.with_name("server.previous.log"))
-        port = sockets.free_port(first_port, taken)
+        port = sockets.free_port(first_port)
         argv, environment = self._command.filled(candidate, port, replica)
         launch = Launch(
             name=self.folder.name,

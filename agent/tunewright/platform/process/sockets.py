@@ -17,12 +17,12 @@ RANGE = 400
 _LISTEN = "0A"
 
 
-def free_port(first: int, taken: Iterable[int] = ()) -> int:
+def free_port(first: int) -> int:
     """The first port from `first` upwards that nobody listens on and that no server was launched for.
 
     Raises `PortError` when all of the range are taken.
     """
-    promised = {*taken, *(int(port) for port in environ.values(PORT_VARIABLE) if port.isdigit())}
+    promised = {int(port) for port in environ.values(PORT_VARIABLE) if port.isdigit()}
     last = min(first + RANGE, 65536)
     for port in range(first, last):
         if port not in promised and is_free(port):

@@ -86,11 +86,15 @@ class ProcessSpare:
         for pid in self._strangers():
             # Its folder was removed under it: the mark in its environment still names it.
             mark = environ.variable(pid, children.MARK)
-            child = children.load(Path(mark)) if mark else None
-            if mark and child is not None and Path(mark).parent.name not in keep:
-                children.kill_group(child)
+            if mark and Path(mark).parent.name not in keep:
+                environ.kill(pid, children.MARK, mark)
                 found.add(Path(mark).parent.name)
         return sorted(found)
+
+    def occupied(self) -> str:
+        """What is on the spare now, for people; empty when nothing is. Changes nothing."""
+        trials = [f"trial {trial_id}" for trial_id in self._present()]
+        return ", ".join([*trials, *(f"process {pid}" for pid in self._strangers())])
 
     # --- what is left of others ---
 

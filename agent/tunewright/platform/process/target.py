@@ -20,7 +20,7 @@ from tunewright.domain.tuning import Target
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.validity import problems as invalid
 from tunewright.loadtest.files import write_atomic
-from tunewright.platform.process import gpu, records, sockets
+from tunewright.platform.process import children, environ, gpu, records, sockets
 from tunewright.platform.process.attempts import Attempts
 from tunewright.platform.process.command import Command
 from tunewright.platform.process.fleet import (
@@ -154,12 +154,18 @@ class ProcessTarget:
             self._remember(plan)
             seen = self._see(change=True)
             foreign = self._front.tampered() or ""
-            for action in decide([s.view for s in seen], plan, self._target.replicas, self._may_start(plan)):
-                self._take(action, seen)
+            actions = decide([s.view for s in seen], plan, self._target.replicas, self._may_start(plan))
+            starts = [action for action in actions if action.do is Do.START]
+            for action in actions:
+                if action not in starts:
+                    self._take(action, seen)
             seen = self._see(change=False)
             self._front.route(self._routes(plan, seen))
             problem = self._front.ensure()
             self._publish(seen)
+            for action in starts:  # last, for they may fail, and what serves must not wait for that
+                self._take(action, seen)
+            seen = self._see(change=False) if starts else seen
             self._tidy()
             status = self._status(plan, seen, problem or "")
             if status.settled:
@@ -190,6 +196,9 @@ class ProcessTarget:
                     status = server.poll()
                     if status.phase is not ServerPhase.ABSENT:
                         left.append(f"{server.folder.name}: {status.detail}")
+                for pid in children.find_marked(self._directory) if front_gone and not left else ():
+                    environ.kill(pid, children.MARK, environ.variable(pid, children.MARK) or "")  # its folder is gone
+                    left.append(f"process {pid}")
                 if front_gone and not left:
                     self._publish([])
                     return

@@ -1,0 +1,211 @@
+"""One tuning on one machine: the adapters put together, and production supervised while the loop runs."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+
+from tunewright.controller.context import Context
+from tunewright.controller.loop import Stop, run
+from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION
+from tunewright.domain.state import TrialPhase, TuningRecord
+from tunewright.domain.step import update
+from tunewright.domain.tuning import Tuning
+from tunewright.knobs.facts import ModelFacts, read_facts
+from tunewright.loadtest.files import write_atomic
+from tunewright.observe.prometheus import PrometheusSource
+from tunewright.observe.scrape import ScrapeSource, ScrapeTarget
+from tunewright.platform.process.adopted import AdoptedTarget
+from tunewright.platform.process.loadtest import ProcessLoadTest
+from tunewright.platform.process.spare import ProcessSpare
+from tunewright.platform.process.target import ProcessTarget
+from tunewright.ports import Clock, LoadPhase, MetricsSource, PortError
+from tunewright.propose.proposer import OptunaProposer
+from tunewright.store.lock import agent_lock
+from tunewright.store.sqlite import SqliteStore
+from tunewright.telemetry.console import LiveStatus
+from tunewright.telemetry.metrics import Metrics
+from tunewright.telemetry.report import render_report
+
+SUPERVISE_EVERY = 2.0
+"""Seconds between two looks at production outside the phases that move it: what died is brought back."""
+
+
+def store_path(state: Path) -> Path:
+    """The one file that holds all records of a state folder."""
+    return state / "store.sqlite"
+
+
+class LocalTuning:
+    """Use as a context manager: it holds the store's lock, and its threads end with it; production goes on serving."""
+
+    def __init__(self, state: Path, tuning: Tuning, clock: Clock) -> None:
+        self.tuning, self.clock = tuning, clock
+        self.folder = state / tuning.metadata.name
+        self.state = state
+        self._facts = model_facts(tuning)
+        self._proposer = OptunaProposer(tuning.spec.search, self._facts)
+        self._exits = ExitStack()
+        self._supervised = float("-inf")
+        self._reported = ""
+
+    def __enter__(self) -> "LocalTuning":
+        with ExitStack() as exits:
+            exits.enter_context(agent_lock(store_path(self.state)))
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.store = SqliteStore(store_path(self.state), self.clock)
+            exits.callback(self.store.close)
+            self.target = self._make_target()
+            self.metrics = Metrics(self.store, self.clock)
+            spec = self.tuning.spec
+            self.context = Context(
+                clock=self.clock,
+                store=self.store,
+                metrics=self._metrics_source(exits),
+                spare=ProcessSpare(self.folder / "spare", spec.target, spec.spare, self.clock),
+                load=ProcessLoadTest(self.folder / "load", self.clock),
+                target=self.target,
+                proposer=self._proposer,
+            )
+            self.record = self._open_record()
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exits.close()
+
+    @property
+    def report_path(self) -> Path:
+        """Where the report is written, again at every change of phase."""
+        return self.folder / "report.html"
+
+    @property
+    def prometheus_targets(self) -> Path:
+        """A `file_sd` file that names the servers of production as they come and go."""
+        return self.folder / "production" / "prometheus-targets.json"
+
+    def start_production(self, stop: Stop) -> bool:
+        """Start production and wait until it is whole; False when `stop` came first.
+
+        Raises `PortError` with what is missing when it is not whole within `target.startTimeout`.
+        """
+        if not isinstance(self.target, ProcessTarget):
+            return True
+        deadline = self.clock.monotonic() + self.tuning.spec.target.start_timeout
+        while not (status := self.target.ensure_started()).settled:
+            if status.failure is not None:
+                raise PortError(f"production did not start: {status.failure.cause}")
+            if self.clock.monotonic() > deadline:
+                raise PortError(f"production was not whole in time: {status.detail}")
+            if stop.wait(0.1):
+                return False
+        return True
+
+    def run(
+        self, stop: Stop, on_step: Callable[[TuningRecord, LiveStatus], None], *, keep_going: bool = False
+    ) -> TuningRecord | None:
+        """Drive the tuning to its end, or until `stop`; production is started first and kept alive meanwhile."""
+
+        def step(record: TuningRecord) -> None:
+            self._supervise(record)
+            self._write_report(record)
+            on_step(record, self.live(record))
+
+        self._supervise(self.record)
+        return run(self.tuning.metadata.name, self.context, stop, step, keep_going=keep_going)
+
+    def live(self, record: TuningRecord) -> LiveStatus:
+        """What the running trial does just now."""
+        current = next((t for t in self.store.trials(record.name) if t.phase is not TrialPhase.DONE), None)
+        report = str(self.report_path) if record.phase in TERMINAL else None
+        if current is None or current.phase is not TrialPhase.MEASURING:
+            return LiveStatus(stage=str(current.phase) if current else "", report=report)
+        load = self.context.load.poll(f"{current.id}-{current.attempt}")
+        progress = load.progress if load.phase is LoadPhase.RUNNING else None
+        return LiveStatus(stage=load.detail or "measuring", progress=progress, report=report)
+
+    def _make_target(self) -> ProcessTarget | AdoptedTarget:
+        spec = self.tuning.spec
+        if spec.target.urls:
+            return AdoptedTarget(spec.target, spec.spare, self.clock)
+        return ProcessTarget(
+            self.folder / "production",
+            spec.target,
+            self.clock,
+            canary_environment=spec.spare.environment,
+            tuning=self.tuning.metadata.name,
+            facts=self._facts,
+        )
+
+    def _metrics_source(self, exits: ExitStack) -> MetricsSource:
+        metrics = self.tuning.spec.metrics
+        token = Path(metrics.bearer_token_file) if metrics.bearer_token_file else None
+        if metrics.prometheus is not None:
+            return PrometheusSource(
+                metrics.prometheus, metrics.selector, interval=metrics.interval, bearer_token_file=token
+            )
+        key = self.tuning.spec.target.api_key_file
+        source = ScrapeSource(
+            self._scrape_targets,
+            metrics.interval,
+            self.clock,
+            history=max(3600.0, 2 * metrics.window),
+            bearer_token_file=Path(key) if key else None,
+        )
+        stop = threading.Event()
+        thread = threading.Thread(target=source.run, args=(stop,), name="scrape", daemon=True)
+        thread.start()
+        exits.callback(source.close)
+        exits.callback(thread.join, 10.0)
+        exits.callback(stop.set)
+        return source
+
+    def _scrape_targets(self) -> Sequence[ScrapeTarget]:
+        return [ScrapeTarget(f"http://{address}", labels) for address, labels in self.target.scrape_targets().items()]
+
+    def _open_record(self) -> TuningRecord:
+        """The record as it was left, with the file as it is now; a new one when there is none."""
+        known = self.store.load(self.tuning.metadata.name)
+        if known is None:
+            now = self.clock.now()
+            new = TuningRecord(tuning=self.tuning, spec_hash=self.tuning.spec.spec_hash, phase_since=now)
+            return self.store.save(new)
+        return known if known.tuning == self.tuning else self.store.save(update(known, tuning=self.tuning))
+
+    def _supervise(self, record: TuningRecord) -> None:
+        if not isinstance(self.target, ProcessTarget) or record.phase in TOUCHES_PRODUCTION:
+            return
+        if self.clock.monotonic() - self._supervised < SUPERVISE_EVERY:
+            return
+        self._supervised = self.clock.monotonic()
+        try:
+            self.target.ensure_started()
+        except PortError:
+            return  # the phase's own look at production tells what is wrong, and its deadline ends it
+
+    def _write_report(self, record: TuningRecord) -> None:
+        state = f"{record.phase}{record.phase_since}{len(record.decisions)}"
+        if state == self._reported:
+            return
+        self._reported = state
+        write_atomic(self.report_path, self.render_report(record).encode())
+
+    def render_report(self, record: TuningRecord) -> str:
+        """The report page as of now."""
+        how = self.target.recommend(record.winner) if record.winner is not None else ""
+        decisions = self.store.decisions(record.name)
+        return render_report(record, self.store.trials(record.name), decisions=decisions, how_to_apply=how)
+
+
+def model_facts(tuning: Tuning) -> ModelFacts:
+    """What the model's own `config.json` tells, where the command names a folder."""
+    command = tuning.spec.spare.command or tuning.spec.target.command
+    for word, following in pairwise(command):
+        if word == "serve" and (Path(following) / "config.json").is_file():
+            return read_facts(Path(following))
+    named = next((following for word, following in pairwise(command) if word == "--model"), None)
+    return read_facts(Path(named)) if named else ModelFacts()

@@ -1,0 +1,65 @@
+"""Names, labels and owner references of what we create: deterministic, so that nothing is created twice."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from tunewright.kube.client import Json
+from tunewright.kube.resources import GROUP, TUNINGS, Resource
+from tunewright.store.kubernetes import MANAGED_BY, TUNING_LABEL
+
+ROLE_LABEL = f"{GROUP}/role"
+"""`trial`, `load`, `log` or `canary`."""
+
+TRIAL_ANNOTATION = f"{GROUP}/trial"
+
+PERSISTENT_VOLUME_CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+
+_LONGEST = 63
+"""A pod's name is its host name, and a Deployment's name becomes part of its pods' labels."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The Tuning that what we create belongs to: it is deleted with it."""
+
+    name: str
+    uid: str
+
+    @property
+    def reference(self) -> Json:
+        """Without `blockOwnerDeletion`: a tuning's deletion must not wait for anything of ours."""
+        return {
+            "apiVersion": TUNINGS.api_version,
+            "kind": TUNINGS.kind,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+        }
+
+    def owns(self, found: Json) -> bool:
+        """Whether an object is this very tuning's, not one of an earlier tuning of the same name."""
+        return any(each.get("uid") == self.uid for each in found["metadata"].get("ownerReferences") or [])
+
+    def metadata(self, name: str, role: str, **annotations: str) -> Json:
+        """The metadata of an object of ours."""
+        return {
+            "name": name,
+            "labels": {**MANAGED_BY, TUNING_LABEL: self.name, ROLE_LABEL: role},
+            "annotations": annotations,
+            "ownerReferences": [self.reference],
+        }
+
+    def selector(self, role: str) -> str:
+        """The label selector of this tuning's objects of one role."""
+        return f"{TUNING_LABEL}={self.name},{ROLE_LABEL}={role}"
+
+
+def joined(*parts: str) -> str:
+    """The parts as one DNS label; a digest stands in for what is too long or has other characters."""
+    name = "-".join(parts)
+    if len(name) <= _LONGEST and re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
+        return name
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[: _LONGEST - 11].strip("-")
+    return f"{plain}-{digest}" if plain else f"x-{digest}"

@@ -1,0 +1,335 @@
+"""The canary's verdict: what is caught, what is let through, and what is never a pass."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rollouts import E2E, FINISHED, TPOT, TTFT, Behaviour, cut, windows
+
+from tunewright.domain.profile import Histogram
+from tunewright.domain.tuning import Analysis, Slo
+from tunewright.domain.verdict import Outcome, Verdict
+from tunewright.ports import Series, SeriesWindow
+from tunewright.rollout.analysis import ANALYSIS_METRICS, compare, hold_to_slo, judge, readings
+from tunewright.rollout.inference import Block, MeanRatio, clustering, mean_ratio, quantile_ratio, share_lower
+
+STEADY = Behaviour(rate=2.0)
+SLOWER = replace(STEADY, ttft=STEADY.ttft * 1.25, tpot=STEADY.tpot * 1.25)
+WHOLE = 1800.0
+
+
+def analysis(**changes: Any) -> Analysis:
+    return Analysis(**({"interval": "60s", "min_duration": "5m", "max_duration": "30m"} | changes))
+
+
+def slo(**bounds: str) -> Slo:
+    return Slo(**bounds)
+
+
+def end_of_analysis(canary: Behaviour, stable: Behaviour, seed: int) -> Outcome:
+    """Look every minute until there is a verdict, or the time is up."""
+    canary_window, stable_windows = windows(canary, stable, seed, WHOLE)
+    at, spec = 60.0, analysis()
+    while at <= WHOLE:
+        verdict = compare(cut(canary_window, at), [cut(w, at) for w in stable_windows], slo(), spec, at=at)
+        if verdict.outcome is not Outcome.INCONCLUSIVE:
+            return verdict.outcome
+        at += 120.0
+    return Outcome.INCONCLUSIVE
+
+
+def test_both_figures_of_the_gate_bad_caught_and_good_let_through() -> None:
+    seeds = range(12)
+    good = [end_of_analysis(STEADY, STEADY, seed) for seed in seeds]
+    bad = [end_of_analysis(SLOWER, STEADY, seed) for seed in seeds]
+    assert good.count(Outcome.PASS) >= 10
+    assert good.count(Outcome.FAIL) == 0
+    assert bad.count(Outcome.FAIL) >= 11
+    assert bad.count(Outcome.PASS) == 0
+
+
+def test_a_better_canary_passes_and_says_by_how_much() -> None:
+    canary, stable = windows(replace(STEADY, ttft=0.15, tpot=0.01), STEADY, 1, WHOLE)
+    verdict = compare(canary, stable, slo(), analysis(), at=1.0)
+    assert verdict.outcome is Outcome.PASS
+    assert "ttft mean -4" in verdict.reason or "ttft mean -5" in verdict.reason
+    assert verdict.at == 1.0
+
+
+def test_several_stable_servers_are_one_side() -> None:
+    canary, stable = windows(STEADY, STEADY, 2, WHOLE, replicas=3)
+    verdict = compare(canary, stable, slo(), analysis(), at=1.0)
+    assert verdict.outcome is Outcome.PASS
+    ttft = next(m for m in verdict.metrics if m.metric == "ttft mean")
+    assert ttft.stable.samples == pytest.approx(3 * ttft.canary.samples, rel=0.1)
+
+
+def without(window: SeriesWindow, *names: str) -> SeriesWindow:
+    series = [s for s in window.series if not s.name.startswith(names)]
+    return SeriesWindow(window.start, window.end, series, window.queries)
+
+
+def empty(window: SeriesWindow) -> SeriesWindow:
+    return SeriesWindow(window.start, window.end, [], window.queries)
+
+
+def poisoned(window: SeriesWindow) -> SeriesWindow:
+    series = [Series(s.labels, [(at, math.nan) for at, _ in s.samples]) for s in window.series]
+    return SeriesWindow(window.start, window.end, series, window.queries)
+
+
+@pytest.mark.parametrize("spoil", [empty, poisoned, lambda w: without(w, FINISHED), lambda w: cut(w, 0.0)])
+@pytest.mark.parametrize("side", ["canary", "stable"])
+def test_no_data_is_never_a_verdict(spoil, side) -> None:  # type: ignore[no-untyped-def]
+    canary, stable = windows(STEADY, STEADY, 3, WHOLE)
+    whole = SeriesWindow(0, WHOLE, [], ["q"])
+    if side == "canary":
+        canary = replace(spoil(canary), end=whole.end)
+    else:
+        stable = [replace(spoil(w), end=whole.end) for w in stable]
+    verdict = compare(canary, stable, slo(ttft_p95="60s"), analysis(), at=1.0)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert side in verdict.reason
+
+
+@pytest.mark.parametrize("name", [TTFT, TPOT, E2E])
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_missing_latency_is_never_a_pass_and_is_named(name: str, side: int) -> None:
+    """As after a metric was renamed: the guard must not become empty."""
+    canary, stable = windows(STEADY, STEADY, 3, WHOLE)
+    both = [canary, stable[0]]
+    both[side] = without(both[side], name)
+    verdict = compare(both[0], [both[1]], slo(), analysis(), at=1.0)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert name in verdict.reason
+    assert ("canary", "stable")[side] in verdict.reason
+
+
+def test_no_stable_server_and_no_reading_are_inconclusive() -> None:
+    canary, _ = windows(STEADY, STEADY, 3, WHOLE)
+    assert compare(canary, [], slo(), analysis(), at=1.0).outcome is Outcome.INCONCLUSIVE
+    assert judge([], slo(), analysis(), at=1.0).outcome is Outcome.INCONCLUSIVE
+
+
+def test_errors_that_are_not_counted_are_no_proof_of_health() -> None:
+    canary, stable = windows(STEADY, STEADY, 3, WHOLE)
+    blind = [s for s in canary.series if s.labels.get("finished_reason") != "error"]
+    verdict = compare(SeriesWindow(0, WHOLE, blind, ["q"]), stable, slo(), analysis(), at=1.0)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "finished_reason error" in verdict.reason
+
+
+def test_too_few_requests_on_either_side_are_no_verdict() -> None:
+    slow = replace(STEADY, rate=0.01)
+    for canary_behaviour, stable_behaviour in ((slow, STEADY), (STEADY, slow)):
+        canary, stable = windows(canary_behaviour, stable_behaviour, 4, WHOLE)
+        verdict = compare(canary, stable, slo(), analysis(), at=1.0)
+        assert verdict.outcome is Outcome.INCONCLUSIVE
+        assert "of 50 requests finished" in verdict.reason
+
+
+def test_no_verdict_on_latency_before_the_shortest_time() -> None:
+    canary, stable = windows(replace(STEADY, rate=20, ttft=3.0), replace(STEADY, rate=20), 5, 240)
+    verdict = compare(canary, stable, slo(), analysis(), at=1.0)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.reason == "watched 4m of 5m"
+
+
+def test_a_canary_that_fails_requests_is_not_watched_any_longer() -> None:
+    canary, stable = windows(replace(STEADY, errors=0.5), STEADY, 5, 60)
+    verdict = compare(canary, stable, slo(), analysis(), at=1.0)
+    assert verdict.outcome is Outcome.FAIL
+    assert "ended in an error, above 1.00%" in verdict.reason
+
+
+def test_a_stray_error_is_no_failure_and_none_surely() -> None:
+    canary, stable = windows(STEADY, STEADY, 6, WHOLE)
+    total = round(readings(canary, stable)[0].value or 0)
+    for errors, outcome in ((1, Outcome.PASS), (round(total * 0.013), Outcome.INCONCLUSIVE), (300, Outcome.FAIL)):
+        series = [
+            Series(s.labels, [(0.0, 0.0), (WHOLE, float(errors))]) if s.labels.get("finished_reason") == "error" else s
+            for s in canary.series
+        ]
+        verdict = compare(SeriesWindow(0, WHOLE, series, ["q"]), stable, slo(), analysis(), at=1.0)
+        assert verdict.metrics[0].outcome is outcome
+        assert verdict.outcome is outcome
+
+
+def test_aborted_requests_are_neither_counted_nor_errors() -> None:
+    canary, stable = windows(STEADY, STEADY, 6, WHOLE)
+    series = [
+        Series(s.labels, [(0.0, 0.0), (WHOLE, 9999.0)]) if s.labels.get("finished_reason") == "abort" else s
+        for s in canary.series
+    ]
+    aborted = compare(SeriesWindow(0, WHOLE, series, ["q"]), stable, slo(), analysis(), at=1.0)
+    assert aborted.metrics[0] == compare(canary, stable, slo(), analysis(), at=1.0).metrics[0]
+
+
+def test_the_verdict_follows_from_the_stored_readings() -> None:
+    """As they are read from the record again, and small enough for it."""
+    canary, stable = windows(SLOWER, STEADY, 7, WHOLE, replicas=2)
+    stored = readings(canary, stable)
+    again = [type(r).model_validate_json(r.model_dump_json()) for r in stored]
+    bounds = slo(ttft_p95="2s", e2e_p50="9s")
+    assert judge(again, bounds, analysis(), at=1.0) == compare(canary, stable, bounds, analysis(), at=1.0)
+    assert sum(len(r.model_dump_json()) for r in stored) < 48 * 1024
+
+
+def test_only_what_is_asked_for_is_used() -> None:
+    canary, _ = windows(STEADY, STEADY, 7, WHOLE)
+    asked = [s for s in canary.series if s.name in ANALYSIS_METRICS]
+    assert len(asked) == len(canary.series)
+
+
+def test_differing_bucket_edges_are_compared_where_they_agree() -> None:
+    canary, stable = windows(STEADY, STEADY, 8, WHOLE)
+    fewer = [s for s in canary.series if s.labels.get("le") not in ("0.25", "0.75")]
+    verdict = compare(SeriesWindow(0, WHOLE, fewer, ["q"]), stable, slo(), analysis(), at=1.0)
+    assert verdict.outcome is Outcome.PASS
+    ttft = {r.query for r in readings(SeriesWindow(0, WHOLE, fewer, ["q"]), stable) if TTFT in r.query}
+    assert not any('le="0.25"' in query for query in ttft)
+
+
+def test_a_broken_histogram_holds_and_is_named() -> None:
+    canary, stable = windows(STEADY, STEADY, 8, WHOLE)
+    broken = [s for s in canary.series if not (s.name == f"{TTFT}_bucket" and s.labels["le"] == "+Inf")]
+    verdict = compare(SeriesWindow(0, WHOLE, broken, ["q"]), stable, slo(), analysis(), at=1.0)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "isn't a whole histogram" in verdict.reason
+
+
+def outcome_of(verdict: Verdict, metric: str) -> Outcome:
+    return next(m.outcome for m in verdict.metrics if m.metric == metric)
+
+
+@pytest.mark.parametrize(("bound", "outcome"), [("10s", Outcome.PASS), ("500ms", Outcome.FAIL)])
+def test_a_bound_of_the_slo_is_held(bound: str, outcome: Outcome) -> None:
+    canary, stable = windows(replace(STEADY, ttft=1.0), replace(STEADY, ttft=0.1), 9, WHOLE)
+    verdict = compare(canary, stable, slo(ttft_p95=bound), analysis(), at=1.0)
+    assert outcome_of(verdict, "slo ttft p95") is outcome
+
+
+def test_a_bound_that_the_stable_servers_miss_too_is_left_to_the_comparison() -> None:
+    """Otherwise a canary that halves the latency would be sent back to the servers that are worse."""
+    canary, stable = windows(replace(STEADY, ttft=1.0), replace(STEADY, ttft=3.0), 9, WHOLE)
+    verdict = compare(canary, stable, slo(ttft_p95="500ms"), analysis(), at=1.0)
+    assert verdict.outcome is Outcome.PASS
+    assert "which the stable servers miss too" in verdict.reason
+
+
+def test_a_bound_below_the_lowest_bucket_is_not_judged_and_named() -> None:
+    canary, stable = windows(replace(STEADY, tpot=0.004), replace(STEADY, tpot=0.004), 9, WHOLE)
+    verdict = compare(canary, stable, slo(tpot_p50="5ms", itl_p95="50ms"), analysis(), at=1.0)
+    assert verdict.outcome is Outcome.PASS
+    assert "not judged here, since the histograms don't resolve it: itl p95, tpot p50" in verdict.reason
+
+
+def test_a_bound_that_is_barely_missed_is_open() -> None:
+    canary, stable = windows(STEADY, replace(STEADY, ttft=0.1), 9, WHOLE)
+    p95 = next(m for m in compare(canary, stable, slo(), analysis(), at=1.0).metrics if m.metric == "ttft p95")
+    bound = f"{(p95.canary.value or 0) * 0.99 * 1e3:.0f}ms"
+    verdict = compare(canary, stable, slo(ttft_p95=bound), analysis(), at=1.0)
+    assert outcome_of(verdict, "slo ttft p95") is Outcome.INCONCLUSIVE
+
+
+def test_answers_of_one_token_have_no_time_between_tokens() -> None:
+    both = windows(STEADY, STEADY, 10, WHOLE)
+    still = [
+        SeriesWindow(0, WHOLE, [Series(s.labels, [(t, 0.0) for t, _ in s.samples]) if s.name == f"{TPOT}_sum" else s
+                                for s in w.series], ["q"])
+        for w in (both[0], both[1][0])
+    ]  # fmt: skip
+    verdict = compare(still[0], [still[1]], slo(), analysis(), at=1.0)
+    assert verdict.outcome is Outcome.PASS
+    assert "tpot" not in verdict.reason
+
+
+def test_after_the_roll_all_servers_are_held_to_the_slo() -> None:
+    fast, _ = windows(replace(STEADY, ttft=0.1), STEADY, 11, WHOLE)
+    slow, _ = windows(replace(STEADY, ttft=4.0), STEADY, 11, WHOLE)
+    failing, _ = windows(replace(STEADY, errors=0.1), STEADY, 11, WHOLE)
+    bound = slo(ttft_p95="1s")
+    assert hold_to_slo(fast, bound, analysis(), at=1.0).outcome is Outcome.PASS
+    verdict = hold_to_slo(slow, bound, analysis(), at=1.0)
+    assert verdict.outcome is Outcome.FAIL
+    assert "surely missed" in verdict.reason
+    assert hold_to_slo(failing, bound, analysis(), at=1.0).outcome is Outcome.FAIL
+    assert hold_to_slo(empty(fast), bound, analysis(), at=1.0).outcome is Outcome.INCONCLUSIVE
+
+
+def test_after_the_roll_a_bound_that_was_missed_before_is_no_regression() -> None:
+    canary, stable = windows(replace(STEADY, ttft=1.0), replace(STEADY, ttft=3.0), 9, WHOLE)
+    bound = slo(ttft_p95="500ms")
+    before = compare(canary, stable, bound, analysis(), at=1.0)
+    assert hold_to_slo(canary, bound, analysis(), at=2.0).outcome is Outcome.FAIL
+    assert hold_to_slo(canary, bound, analysis(), at=2.0, before=before).outcome is Outcome.PASS
+
+
+def test_windows_of_another_time_are_a_fault_of_the_caller() -> None:
+    canary, stable = windows(STEADY, STEADY, 1, 600)
+    with pytest.raises(ValueError, match="not of the same time"):
+        compare(cut(canary, 300), stable, slo(), analysis(), at=1.0)
+
+
+def test_a_tolerance_of_zero_can_still_be_met() -> None:
+    busy = replace(STEADY, rate=20.0, swell=0.0)
+    canary, stable = windows(replace(busy, ttft=busy.ttft * 0.97, tpot=busy.tpot * 0.97), busy, 12, WHOLE)
+    assert compare(canary, stable, slo(), analysis(tolerance="0%"), at=1.0).outcome is Outcome.PASS
+
+
+# --- the statistics ---------------------------------------------------------------------------------------------------
+
+
+def test_blocks_that_rise_and_fall_together_say_more() -> None:
+    """The spread of the ratio is that of the differences, not of the common ups and downs."""
+    levels = [1.0, 2.0, 1.0, 3.0, 1.0, 2.0]
+    common = [Block(10, 10 * level) for level in levels]
+    other = [Block(10, 10 * level) for level in reversed(levels)]
+    together, apart = mean_ratio(common, common), mean_ratio(common, other)
+    assert together is not None
+    assert apart is not None
+    assert (together.estimate, together.error) == (0.0, 0.0)
+    assert apart.error > 0.1
+
+
+def test_a_ratio_needs_blocks_and_means() -> None:
+    block = Block(1, 1.0)
+    assert mean_ratio([block] * 4, [block] * 4) is None
+    assert mean_ratio([Block(1, 0.0)] * 6, [block] * 6) is None
+    assert mean_ratio([Block(0, 0.0)] * 6, [block] * 6) is None
+
+
+def test_bounds_widen_with_certainty_and_with_fewer_blocks() -> None:
+    few, many = MeanRatio(0.1, 0.05, 5), MeanRatio(0.1, 0.05, 20)
+    assert few.lower(0.01) < many.lower(0.01) < many.lower(0.1) < 0.1 < many.upper(0.1) < few.upper(0.1)
+    assert MeanRatio(0.0, 1.0, 10_000).upper(0.025) == pytest.approx(1.96, abs=0.001)
+
+
+def test_a_quantile_that_few_requests_don_t_bound_is_unbounded() -> None:
+    means = MeanRatio(0.0, 0.1, 20)
+    small = Histogram(edges=(1, 2, 3), counts=(10, 9, 2))
+    ratio = quantile_ratio(0.95, small, small, means)
+    assert ratio is not None
+    assert ratio.estimate == 0
+    assert (ratio.lower(0.001), ratio.upper(0.001)) == (-math.inf, math.inf)
+    large = Histogram(edges=(1, 2, 3), counts=(10000, 9000, 2000))
+    bounded = quantile_ratio(0.95, large, large, MeanRatio(0.0, 0.006, 20))
+    assert bounded is not None
+    assert -1.0 < bounded.lower(0.001) < 0 < bounded.upper(0.001) < 1.0
+    assert quantile_ratio(0.95, Histogram(edges=(1,), counts=(5,)), large, means) is None
+    assert quantile_ratio(0.95, Histogram(edges=(1,), counts=(5,), overflow=5), large, means) is None
+
+
+def test_requests_that_are_alike_count_less() -> None:
+    histogram = Histogram(edges=(1, 2), counts=(50, 50))
+    alike = [Block(10, 5.0) if i % 2 else Block(10, 15.0) for i in range(10)]
+    mixed = [Block(10, 10.0 + (0.1 if i % 2 else -0.1)) for i in range(10)]
+    assert clustering(alike, histogram) > 5
+    assert clustering(mixed, histogram) == 1.0
+
+
+def test_the_lower_bound_of_a_share_is_exact() -> None:
+    """With all of n failed, it is the n-th root of the level."""
+    assert share_lower(5, 5, 0.01) == pytest.approx(0.01 ** (1 / 5))
+    assert share_lower(0, 50, 0.01) == 0
