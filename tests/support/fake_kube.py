@@ -95,7 +95,8 @@ class FakeKube:
             wanted = (request.body or {}).get("preconditions", {}).get("uid")
             if wanted and wanted != old["metadata"]["uid"]:
                 raise refuse(409, "Conflict", "the uid is another")
-            return self._remove(key)
+            orphan = (request.body or {}).get("propagationPolicy") == "Orphan"
+            return self._remove(key, orphan=orphan)
         body = request.body if request.method == "PUT" else _merge(old, request.body)
         version = body["metadata"].get("resourceVersion")
         if version and version != old["metadata"]["resourceVersion"]:
@@ -142,9 +143,9 @@ class FakeKube:
         self._tell(kind, new)
         return new
 
-    def _remove(self, key: str) -> Json:
+    def _remove(self, key: str, *, orphan: bool = False) -> Json:
         old = self.objects.pop(key)
-        for path, obj in list(self.objects.items()):
+        for path, obj in [] if orphan else list(self.objects.items()):
             if any(o["uid"] == old["metadata"]["uid"] for o in obj["metadata"].get("ownerReferences", [])):
                 self._remove(path)
         self._version += 1

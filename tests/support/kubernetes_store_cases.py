@@ -171,7 +171,7 @@ class KubernetesStoreCases:
     # --- specs that the schema could not refuse ---
 
     def test_an_invalid_spec_is_stalled_with_the_field_named(
-        self, store: KubernetesStore, kube: Kube, namespace: str
+        self, store: KubernetesStore, kube: Kube, namespace: str, clock: FakeClock
     ) -> None:
         self.applied(kube, namespace, confirm={"minRounds": 5, "maxRounds": 3})
         assert store.load(NAME) is None
@@ -184,7 +184,9 @@ class KubernetesStoreCases:
         assert self.condition(kube, namespace, "Ready")["status"] == "False"
         assert [e["type"] for e in self.events(kube, namespace)] == ["Warning"]
         version = kube.get(TUNINGS, NAME, namespace)["metadata"]["resourceVersion"]
+        clock.advance(3600)
         assert store.acknowledge(NAME) == [fault]
+        assert len(self.events(kube, namespace)) == 1
         assert kube.get(TUNINGS, NAME, namespace)["metadata"]["resourceVersion"] == version, "it was said already"
 
         self.edit(kube, namespace, confirm={"minRounds": 3, "maxRounds": 3})
@@ -249,10 +251,12 @@ class KubernetesStoreCases:
     ) -> None:
         store.save(waiting())
         store.save_trial(NAME, trials()[0])
+        # As when the garbage collector is late.
         kube.delete(TUNINGS, NAME, namespace, propagation="Orphan")
         wait_for(lambda: not kube.list(TUNINGS, namespace).items, "the Tuning is gone, its Trials are not")
         self.applied(kube, namespace)
         fresh(store)
+        assert len(kube.list(TRIALS, namespace).items) == 1
         assert store.trials(NAME) == []
 
     def test_deciding_at_once_loses_nothing(

@@ -185,11 +185,15 @@ def test_a_record_that_can_not_be_read_is_refused_by_name(fake: FakeKube, store:
         store.load(NAME)
 
 
-def test_what_is_too_large_for_the_api_server_says_what_to_lower(store: KubernetesStore) -> None:
+def test_what_is_too_large_for_the_api_server_says_what_to_lower(
+    store: KubernetesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunewright.store.kubernetes._MAX_TRIAL", 5000)
     store.save(waiting())
-    words = tuple(tuple(f"{i * 7919 % 99991:x}{j * 104729 % 99991:x}" for j in range(600)) for i in range(700))
+    words = tuple(tuple(f"{i * 7919 % 99991:x}{j * 104729 % 99991:x}" for j in range(60)) for i in range(30))
     with pytest.raises(Refused, match=r"quality\.prompts"):
         store.save_trial(NAME, update(trials()[0], answers=words))
+    store.save_trial(NAME, trials()[0])
 
 
 def test_a_trial_is_parsed_again_only_when_it_changed(store: KubernetesStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +205,42 @@ def test_a_trial_is_parsed_again_only_when_it_changed(store: KubernetesStore, mo
     monkeypatch.setattr(TrialRecord, "model_validate_json", lambda text: parsed.append(text) or real(text))
     assert store.trials(NAME) == trials()
     assert parsed == []
+
+
+def test_the_loop_reads_trials_again_only_after_a_while(fake: FakeKube, kube: Kube) -> None:
+    clock = FakeClock()
+    store = KubernetesStore(kube, NS, clock, trials_last=30.0)
+    store.save(waiting())
+    for trial in trials():
+        store.save_trial(NAME, trial)
+    fake.requests.clear()
+    assert store.trials(NAME) == trials(), "what it wrote itself it knows"
+    assert fake.requests == []
+    kube.delete(TRIALS, f"{NAME}-{trials()[0].id}", NS)
+    clock.advance(29.0)
+    assert store.trials(NAME) == trials()
+    clock.advance(1.0)
+    assert store.trials(NAME) == trials()[1:]
+
+
+def test_what_is_remembered_is_all_or_nothing(fake: FakeKube, kube: Kube, store: KubernetesStore) -> None:
+    """A process that starts anew and writes one trial before it read the others."""
+    store.save(waiting())
+    for trial in trials():
+        store.save_trial(NAME, trial)
+    another = KubernetesStore(kube, NS, FakeClock(), trials_last=30.0)
+    another.save_trial(NAME, trials()[-1])
+    assert another.trials(NAME) == trials()
+
+
+def test_trials_are_forgotten_with_the_tuning_they_are_of(kube: Kube) -> None:
+    store = KubernetesStore(kube, NS, FakeClock(), trials_last=30.0)
+    store.save(waiting())
+    store.save_trial(NAME, trials()[0])
+    kube.delete(TUNINGS, NAME, NS)
+    kube.create(TUNINGS, manifest(), NS)
+    fresh(store)
+    assert store.trials(NAME) == []
 
 
 def test_a_step_costs_few_requests(fake: FakeKube, store: KubernetesStore) -> None:

@@ -102,7 +102,9 @@ def test_an_object_that_did_not_change_is_not_told_again(fake: FakeKube, kube: K
     with pytest.raises(Unavailable):
         seen.once()
     fake.before = lambda request: None
+    lists = sum("watch" not in request.query for request in fake.requests)
     assert seen.once() == []
+    assert sum("watch" not in request.query for request in fake.requests) == lists + 1, "it listed again"
 
 
 def failing(error: Exception, what: str) -> Callable[[Request], None]:

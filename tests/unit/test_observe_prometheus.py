@@ -59,6 +59,13 @@ def test_a_long_window_asks_for_no_more_points(empty: Site) -> None:
     assert float(query["step"]) == 86400 / MAX_POINTS
 
 
+def test_a_window_of_one_moment_is_one_point(empty: Site) -> None:
+    """As at the first look at a canary."""
+    source(empty).fetch(["c"], 60, 60)
+    (query,) = asked(empty)
+    assert (query["start"], query["end"]) == ("60.000", "60.000")
+
+
 def test_long_lists_are_asked_for_in_parts(empty: Site) -> None:
     names = [f"vllm:a_metric_with_a_long_name_{i:03}" for i in range(100)]
     window = source(empty).fetch(names, 0, 60)
@@ -81,7 +88,7 @@ def test_values_are_escaped_and_names_checked(empty: Site) -> None:
     with pytest.raises(ValueError, match="not a label's name"):
         prometheus.fetch(["c"], 0, 60, {'a"': "b"})
     with pytest.raises(ValueError, match=r"ends .* before it starts"):
-        prometheus.fetch(["c"], 60, 60)
+        prometheus.fetch(["c"], 60, 59)
     assert empty.asked == []
 
 

@@ -136,6 +136,12 @@ def test_no_verdict_on_latency_before_the_shortest_time() -> None:
     assert verdict.reason == "watched 4m of 5m"
 
 
+def test_the_first_look_at_the_first_moment_is_too_early() -> None:
+    canary, stable = windows(STEADY, STEADY, 5, WHOLE)
+    verdict = compare(cut(canary, 0.0), [cut(w, 0.0) for w in stable], slo(), analysis(min_duration="0s"), at=1.0)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+
+
 def test_a_canary_that_fails_requests_is_not_watched_any_longer() -> None:
     canary, stable = windows(replace(STEADY, errors=0.5), STEADY, 5, 60)
     verdict = compare(canary, stable, slo(), analysis(), at=1.0)

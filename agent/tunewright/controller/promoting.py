@@ -70,7 +70,7 @@ def canary(record: TuningRecord, context: Context) -> Step:
         return _back(record, f"the canary is worse: {verdict.reason}", now)
     if verdict.outcome is Outcome.PASS and watched >= analysis.min_duration:
         sentence = f"The canary holds: {verdict.reason}. Rolling replica by replica."
-        rolling_state = update(_promotion(record), updated=1)
+        rolling_state = update(_promotion(record), updated=1, canary_verdict=verdict)
         return Step(enter(record, Phase.ROLLING, sentence, now, promotion=rolling_state), 0.0)
     if _no_traffic(verdict) and watched > canary_spec.traffic_timeout:
         return _back(record, f"no traffic reached the canary in {watched:.0f}s: {verdict.reason}", now)
@@ -110,7 +110,14 @@ def watching(record: TuningRecord, context: Context) -> Step:
         return _back(record, f"a replica failed after the roll: {status.failure.cause}", now)
     if promotion.verdict is None or now - promotion.verdict.at >= spec.analysis.interval or _watched(record, now):
         window = context.metrics.fetch(ANALYSIS_METRICS, promotion.judged_from or now, now)
-        verdict = hold_to_slo(window, record.tuning.spec.slo, spec.analysis, at=now)
+        verdict = hold_to_slo(
+            window,
+            record.tuning.spec.slo,
+            spec.analysis,
+            at=now,
+            horizon=spec.watch,
+            before=promotion.canary_verdict,
+        )
         promotion = update(promotion, verdict=verdict)
         record = update(record, promotion=promotion)
         if verdict.outcome is Outcome.FAIL:

@@ -31,7 +31,7 @@ def demo_tuning(python: str, proxy_port: int, first_port: int, prometheus_url: s
     """The tuning of the demo. Its times are short, since simulated servers have little to warm up."""
     simulator = [python, "-m", "tunewright.simulate", "serve", "demo-model", "--profile", "demo", "--sim-speed", "20"]
     bad = ["--max-num-seqs", "4", "--no-enable-prefix-caching", "--no-async-scheduling"]
-    metrics: dict[str, object] = {"window": "15s", "interval": "1s", "minRequests": 60}
+    metrics: dict[str, object] = {"window": "12s", "interval": "1s", "minRequests": 60}
     if prometheus_url is not None:
         metrics |= {"prometheus": prometheus_url, "selector": 'job="vllm"'}
     return Tuning.model_validate(
@@ -52,7 +52,7 @@ def demo_tuning(python: str, proxy_port: int, first_port: int, prometheus_url: s
                 "metrics": metrics,
                 "objective": {"maximize": "outputTokensPerSecond"},
                 "slo": {"ttftP95": "2s", "errorRate": "1%"},
-                "load": {"mode": "closedLoop", "concurrency": 24, "duration": "4s", "maxWarmup": "3s"},
+                "load": {"mode": "closedLoop", "concurrency": 16, "duration": "4s", "maxWarmup": "2s"},
                 "budget": {"trials": 8, "wallTime": "5m"},
                 "confirm": {"finalists": 1, "minRounds": 3, "maxRounds": 4, "minGain": "10%"},
                 "promotion": {
@@ -61,11 +61,11 @@ def demo_tuning(python: str, proxy_port: int, first_port: int, prometheus_url: s
                     "analysis": {
                         "interval": "3s",
                         "minDuration": "15s",
-                        "maxDuration": "90s",
+                        "maxDuration": "60s",
                         "minRequests": 20,
-                        "tolerance": "20%",
+                        "tolerance": "30%",
                     },
-                    "watch": "10s",
+                    "watch": "8s",
                 },
             },
         }

@@ -174,7 +174,8 @@ class PromotionState(Model):
     canary_since: float | None = Field(default=None, description="When the canary answered its first completion.")
     judged_from: float | None = Field(default=None, description="Start of the window that is judged.")
     verdict: Verdict | None = None
-    readings: tuple[Reading, ...] = Field(default=(), description="Raw numbers of the last verdict.")
+    readings: tuple[Reading, ...] = Field(default=(), description="Raw numbers of the canary's last verdict.")
+    canary_verdict: Verdict | None = Field(default=None, description="The verdict on which the roll began.")
     rolled_at: float | None = None
     back_reason: str | None = Field(default=None, description="Why it goes back; None: it goes forward.")
 

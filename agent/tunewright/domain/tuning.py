@@ -31,10 +31,11 @@ class Target(Model):
     command: tuple[str, ...] = Field(
         default=(),
         description="Command of one production server, as `[vllm, serve, MODEL, --port, '{port}']`; "
-        "`{port}` is filled in. Tunewright starts the replicas and a proxy before them.",
+        "`{port}` is filled in, and `{replica}` by 0, 1, … (one past the last: canary and spare). "
+        "Tunewright starts the replicas and a proxy before them.",
     )
     environment: dict[str, str] = Field(
-        default_factory=dict, description="Environment of every production server, beside the agent's own."
+        default_factory=dict, description="Environment of every production server, beside the agent's own; `{replica}` is filled in."
     )
     replicas: int = Field(default=1, ge=1, le=64, description="Production servers to run.")
     listen: str = Field(
@@ -284,7 +285,7 @@ class Analysis(Model):
     """The canary against the stable servers over the same minutes."""
 
     interval: Duration = Field(default=30.0, description="Time between two looks.")
-    min_duration: Duration = Field(default=300.0, description="No verdict before the canary was watched this long.")
+    min_duration: Duration = Field(default=300.0, description="No pass before the canary was watched this long; errors may fail it at once.")
     max_duration: Duration = Field(default=1800.0, description="A verdict still open by then goes back.")
     min_requests: int = Field(default=50, ge=1, description="Requests on each side before any verdict.")
     tolerance: Percentage = Field(default=0.1, description="A latency may be worse by this share.")

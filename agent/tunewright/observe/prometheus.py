@@ -70,7 +70,7 @@ class PrometheusSource:
         self, names: Sequence[str], start: float, end: float, matchers: Mapping[str, str] | None = None
     ) -> SeriesWindow:
         """Samples of the series called one of `names`, at steps of the scrape interval or coarser up to `end`."""
-        if end <= start:
+        if end < start:
             raise ValueError(f"the window ends ({end}) before it starts ({start})")
         step = max(self._interval, (end - start) / MAX_POINTS)
         # Counted back from the end, so that the latest samples are in; Prometheus knows milliseconds.

@@ -167,7 +167,7 @@ def _too_early(canary: Evidence, stable: Evidence, analysis: Analysis, watched: 
 
 def _passing_level(watched: float, whole: float) -> float:
     """The level of the bound that has to be acceptable for a pass after `watched` seconds of `whole`."""
-    return float(ndtr(ndtri(BETA / 2) * math.sqrt(max(1.0, whole / watched))))
+    return float(ndtr(ndtri(BETA / 2) * math.sqrt(max(1.0, whole / max(watched, 1.0)))))
 
 
 def _errors(case: _Case) -> MetricVerdict:

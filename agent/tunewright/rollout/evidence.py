@@ -178,7 +178,7 @@ def _block_edges(start: float, end: float, sides: Sequence[Cleaned]) -> list[flo
 
 
 def _block_readings(side: str, name: str, cleaned: Cleaned, edges: Sequence[float]) -> list[Reading]:
-    width = edges[1] - edges[0]
+    width = max(edges[1] - edges[0], 1e-9)
     counts, totals = [0.0] * (len(edges) - 1), [0.0] * (len(edges) - 1)
     there = False
     for server in cleaned.servers:

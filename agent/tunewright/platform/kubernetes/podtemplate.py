@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from tunewright.domain.candidate import Candidate, KnobValue, content_hash
@@ -142,6 +143,12 @@ class PodTemplate:
         changes = [f"  {knob}: {_value(old)} → {_value(new)}" for knob, (old, new) in differences]
         return "\n".join(["Change:", *(changes or ["  nothing"]), "Command:", f"  {self.show(candidate)}"])
 
+    def as_written(self) -> Json:
+        """What the container has now in the fields that `leaves` may write."""
+        kept: Json = {field: self.container[field] for field in ("command", "args") if field in self.container}
+        environment = [{"name": name, "value": text} for name, text in self._environment().items()]
+        return {"name": self.name, **kept, **({"env": environment} if environment else {})}
+
     def gpus(self) -> tuple[str, int] | None:
         """The extended resource that is the container's GPU, and how many it asks for; None when it asks for none."""
         resources = self.container.get("resources") or {}
@@ -161,8 +168,8 @@ class PodTemplate:
                 continue
             if "valueFrom" in entry:
                 raise Refused(
-                    f"container {self.name}: the knob {_KNOB_VARIABLES[name]} is set by {name} from elsewhere (valueFrom), "
-                    "so it can't be read or changed; write a plain value into the Deployment"
+                    f"container {self.name}: the knob {_KNOB_VARIABLES[name]} comes from elsewhere ({name}, "
+                    "valueFrom), so it can't be changed; write a plain value into the Deployment"
                 )
             found[name] = str(entry.get("value") or "")
         return found
@@ -183,8 +190,8 @@ class PodTemplate:
         gone = sorted(name for name in before if name not in environment and name not in ours)
         if gone:
             raise Refused(
-                f"container {self.name}: the candidate leaves {gone[0]} to its default, but the Deployment sets it, and an "
-                f"entry of somebody else can't be taken out; name {_KNOB_VARIABLES[gone[0]]} in search.exclude"
+                f"container {self.name}: the candidate leaves {gone[0]} to its default, but the Deployment sets it, "
+                f"and somebody else's entry can't be taken out; name {_KNOB_VARIABLES[gone[0]]} in search.exclude"
             )
         knobs = {name: text for name, text in environment.items() if name in _KNOB_VARIABLES}
         written = [{"name": n, "value": text} for n, text in knobs.items() if before.get(n) != text or n in ours]
@@ -227,7 +234,7 @@ def _runs_vllm(container: Json) -> bool:
     words = [*command, *(str(word) for word in container.get("args") or [])]
     if any(word.startswith("vllm.entrypoints.") for word in words):
         return True
-    for before, word in zip(words, words[1:], strict=False):
+    for before, word in pairwise(words):
         if word == "serve" and (PurePosixPath(before).name == "vllm" or before == "simulate"):
             return True
     if _is_shell(command):

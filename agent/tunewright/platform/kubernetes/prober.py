@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tunewright.kube.client import Json
 from tunewright.platform.kubernetes import pods
-from tunewright.platform.kubernetes.podtemplate import PodTemplate, SecretKey
+from tunewright.platform.kubernetes.podtemplate import PodTemplate
 from tunewright.platform.process import probe
 from tunewright.ports import PortError, Refused
 
@@ -22,18 +22,23 @@ class Prober:
 
     def headers(self, template: PodTemplate) -> Mapping[str, str]:
         """What a request needs. Raises `Refused` where the key lies in a Secret: those are not ours to read."""
+        key = template.api_key
+        if isinstance(key, str):
+            raise Refused(
+                "the servers' API key stands in the Deployment as plain text, and would have to be copied for a load "
+                "test: let VLLM_API_KEY come from a Secret (secretKeyRef)"
+            )
         if self._api_key_file:
             try:
                 return {"Authorization": f"Bearer {Path(self._api_key_file).read_text().strip()}"}
             except OSError as error:
                 raise PortError(f"can't read target.apiKeyFile {self._api_key_file}: {error}") from error
-        key = template.api_key
-        if isinstance(key, SecretKey):
+        if key is not None:
             raise Refused(
-                f"the servers want an API key that lies in Secret {key.secret}, key {key.key}: mount that Secret into the "
-                "controller and name the file in target.apiKeyFile"
+                f"the servers want an API key that lies in Secret {key.secret}, key {key.key}: mount that Secret into "
+                "the controller and name the file in target.apiKeyFile"
             )
-        return {"Authorization": f"Bearer {key}"} if key else {}
+        return {}
 
     def model(self, template: PodTemplate) -> str | None:
         """The served model's name, where it is known without asking."""

@@ -2,8 +2,9 @@
 
 import copy
 import json
-from collections.abc import Sequence
-from datetime import datetime
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.redact import HIDDEN, redact
@@ -12,6 +13,7 @@ from tunewright.knobs import readback
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.errors import AlreadyExists, Invalid, NotFound
 from tunewright.kube.resources import CONFIG_MAPS, GROUP, PODS
+from tunewright.kube.times import parse_time
 from tunewright.platform.kubernetes import pods
 from tunewright.platform.kubernetes.names import TRIAL_ANNOTATION, Owner, joined
 from tunewright.platform.kubernetes.podtemplate import PodTemplate
@@ -27,6 +29,9 @@ SILENCE = 60.0
 """Seconds that a server that was ready may leave /health unanswered before it counts as hung."""
 LOGS_KEPT = 50
 LOG_BYTES = 32 * 1024
+
+_LOOKS = 4
+"""Half-second looks for how a container ended that does not answer any more."""
 
 _TRIAL, _LOG = "trial", "log"
 _READY_ANNOTATION = f"{GROUP}/ready"
@@ -50,12 +55,14 @@ class KubernetesSpare:
         overrides: Overrides | None = None,
         prober: Prober | None = None,
         parallelism: int = 1,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`start_timeout` bounds the wait for a node, and then the start itself, in seconds each."""
         self._kube, self._owner, self._target, self._clock = kube, owner, target, clock
         self._start_timeout, self._parallelism = start_timeout, parallelism
         self._overrides = overrides or Overrides()
         self._prober = prober or Prober()
+        self._sleep = sleep
         self._launched: set[str] = set()
         self._begun: dict[str, float] = {}
         self._silent: dict[str, float] = {}
@@ -160,8 +167,9 @@ class KubernetesSpare:
         self._overrides.put_on(spec, template.index)
         for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
             # A trial that hangs is ours to judge; and it is ready when it has answered, whatever a probe thinks.
-            for each in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
+            for each in ("livenessProbe", "readinessProbe", "startupProbe"):
                 container.pop(each, None)
+            (container.get("lifecycle") or {}).pop("preStop", None)
         spec["restartPolicy"] = "Never"
         spec["terminationGracePeriodSeconds"] = STOP_GRACE
         tie_to_node(spec, tied_node(self._kube, self._target.namespace, spec, own_pods(self._kube, deployment)))
@@ -231,16 +239,28 @@ class KubernetesSpare:
             return _is_ready(url, ready, f"/health has not answered for {silent:.0f} s")
         self._silent.pop(trial_id, None)
         if state in (Health.DEAD, Health.REFUSED):  # the engine is gone, and the pod is about to follow
-            return self._failed(trial_id, pod, template, under_load=True)
+            return self._failed(trial_id, self._settled(pod, template), template, under_load=True)
         return _is_ready(url, ready)
+
+    def _settled(self, pod: Json, template: PodTemplate) -> Json:
+        """The pod once its node has told how the container ended, if it does at once: that says most."""
+        for _ in range(_LOOKS):
+            if pods.ended(pod, template.name) or pods.taken_away(pod):
+                break
+            self._sleep(0.5)
+            with suppress(NotFound):
+                pod = self._kube.get(PODS, pods.name_of(pod), self._target.namespace)
+        return pod
 
     def _failed(
         self, trial_id: str, pod: Json, template: PodTemplate, *, under_load: bool = False, hung: bool = False
     ) -> ServerStatus:
         failure, log = pods.explain(self._kube, pod, template.name, under_load=under_load, hung=hung)
         self._store_log(trial_id, self._redacted(log, template))
-        cause = self._redacted(failure.cause, template)
-        return _failure(failure.model_copy(update={"cause": cause}))
+        found = {"cause": self._redacted(failure.cause, template)}
+        if under_load and not hung and failure.kind is FailureKind.UNKNOWN:
+            found = {"kind": FailureKind.KILLED, "cause": f"it is gone, and its log names no error: {found['cause']}"}
+        return _failure(failure.model_copy(update=found))
 
     def _lost(self, trial_id: str, pod: Json | None) -> ServerStatus:
         reason = pods.taken_away(pod) if pod is not None else None
@@ -281,7 +301,7 @@ class KubernetesSpare:
         """Seconds since a time of the API server's; the wall clock counts only for the time before we looked."""
         now, before = self._clock.monotonic(), 0.0
         if begun and what not in self._begun:
-            before = max(0.0, self._clock.now() - datetime.fromisoformat(begun).timestamp())
+            before = max(0.0, self._clock.now() - parse_time(begun))
         return now - self._begun.setdefault(what, now - before)
 
     # --- logs ---
@@ -303,10 +323,8 @@ class KubernetesSpare:
             return
         kept = text.encode()[-LOG_BYTES:].decode("utf-8", "ignore")
         body = {"metadata": self._owner.metadata(name, _LOG), "data": {"log": kept}}
-        try:
+        with suppress(AlreadyExists):
             self._kube.create(CONFIG_MAPS, body, self._target.namespace)
-        except AlreadyExists:
-            pass
         self._logs[trial_id] = kept
         self._drop_old_logs()
 

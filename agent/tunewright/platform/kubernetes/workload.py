@@ -120,7 +120,7 @@ def tied_node(kube: Kube, namespace: str, pod: Json, users: Sequence[Json]) -> s
         wanted = (pod.get("nodeSelector") or {}).get(HOSTNAME)
         if wanted and nodes and wanted not in nodes:
             raise Refused(
-                f"the claim {claim} is ReadWriteOnce and in use on node {nodes[0]}, but the spare is to run on {wanted}; "
+                f"the claim {claim} is ReadWriteOnce, in use on node {nodes[0]}, and the spare is to run on {wanted}: "
                 "use ReadOnlyMany or ReadWriteMany, or a spare GPU of that node"
             )
         if nodes:

@@ -1,0 +1,205 @@
+"""What would stop a rollout, found before anything moves; and what whoever approves it should know."""
+
+from collections.abc import Callable, Iterator
+
+from tunewright.domain.candidate import Candidate
+from tunewright.kube.client import Json, Kube
+from tunewright.kube.errors import Forbidden, Invalid, KubeConflict
+from tunewright.kube.resources import AUTOSCALERS, DEPLOYMENTS, POD_DISRUPTION_BUDGETS
+from tunewright.platform.kubernetes.canary import Canary
+from tunewright.platform.kubernetes.capacity import gpu_shortage
+from tunewright.platform.kubernetes.fields import HOLD_SECONDS, Note, body, leaves_for, own_variables, owners
+from tunewright.platform.kubernetes.names import Owner
+from tunewright.platform.kubernetes.podtemplate import PodTemplate
+from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides, own_pods, tie_to_node, tied_node
+from tunewright.ports import Refused
+
+ROOM = 1.5
+"""Probes and deadlines must leave room for this many times the cold start."""
+
+_GITOPS = {
+    "argocd.argoproj.io/instance": "Argo CD",
+    "argocd.argoproj.io/tracking-id": "Argo CD",
+    "kustomize.toolkit.fluxcd.io/name": "Flux",
+    "helm.toolkit.fluxcd.io/name": "Flux",
+}
+_HELM = "meta.helm.sh/release-name"
+
+
+class Preflight:
+    """Reads, and applies dry; writes nothing."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        owner: Owner,
+        target: DeploymentRef,
+        canary: Canary,
+        overrides: Overrides,
+        take_over: bool,
+        cold_start: Callable[[Candidate], float | None],
+    ) -> None:
+        self._kube, self._owner, self._target, self._canary = kube, owner, target, canary
+        self._overrides, self._take_over, self._cold_start = overrides, take_over, cold_start
+
+    def obstacles(self, deployment: Json, template: PodTemplate, candidate: Candidate) -> list[str]:
+        """Why it can't be rolled out; empty when nothing is known against it."""
+        found = [
+            *_owned_elsewhere(deployment),
+            *_shape(deployment),
+            *self._other_rollout(deployment),
+            *_probes(template, self._cold_start(candidate)),
+            *self._budgets(deployment),
+        ]
+        if not self._canary.services(deployment):
+            found.append(f"no Service selects the pods of {self._target.name}: a canary would get no requests")
+        try:
+            conflicts = self._dry_apply(deployment, template, candidate)
+            if conflicts and not self._take_over:
+                told = "; ".join(conflicts)
+                found.append(f"{told}: with promotion.takeOver: true these fields alone are taken over from them")
+            shortage = self._shortage(deployment, template, candidate)
+        except Refused as refused:
+            return [*found, str(refused)]
+        return [*found, *([shortage] if shortage else [])]
+
+    def notes(self, deployment: Json, template: PodTemplate, candidate: Candidate) -> list[str]:
+        """What is no obstacle, and should be known."""
+        found = [
+            f"{each}; its next apply will set it back or be refused"
+            for each in self._taken(deployment, template, candidate)
+        ]
+        release = (deployment["metadata"].get("annotations") or {}).get(_HELM)
+        if release:
+            found.append(
+                f"Helm release {release} made it: put the change into its values, or the next upgrade undoes it"
+            )
+        found += [
+            f"HorizontalPodAutoscaler {name} scales it: the roll waits while it does"
+            for name in self._scalers(deployment)
+        ]
+        if self._shortage(deployment, template, candidate) is None:
+            found.append(
+                "whether a GPU is free for the canary is not known: nodes may not be read; its deadline decides"
+            )
+        if not (template.container.get("lifecycle") or {}).get("preStop"):
+            found.append(
+                f"container {template.name} has no preStop hook: requests that come while a replica ends may be refused; "
+                "`sleep 10` there lets every node forget it first"
+            )
+        if not set(deployment["spec"]["selector"].get("matchLabels") or {}) - {
+            key for service in self._canary.services(deployment) for key in service["spec"]["selector"]
+        }:
+            found.append("the Service selects all that the Deployment selects, so an autoscaler counts the canary in")
+        return found
+
+    # --- each of them ---
+
+    def _other_rollout(self, deployment: Json) -> Iterator[str]:
+        note = Note.read(deployment)
+        if note is not None and note.active and note.uid != self._owner.uid:
+            yield f"Tuning {note.tuning} is rolling it out, or left it half-way: let it end, or undo it by hand"
+        found = self._canary.find()
+        if found is not None:
+            yield f"Deployment {self._canary.name} is still there from an earlier rollout"
+
+    def _budgets(self, deployment: Json) -> Iterator[str]:
+        served = self._kube.served(*POD_DISRUPTION_BUDGETS)
+        if served is None:
+            return
+        labels = deployment["spec"]["template"]["metadata"].get("labels") or {}
+        for budget in self._kube.list(served, self._target.namespace).items:
+            chosen = ((budget["spec"].get("selector") or {}).get("matchLabels")) or {}
+            if not chosen or not chosen.items() <= labels.items():
+                continue
+            allowed = (budget.get("status") or {}).get("disruptionsAllowed")
+            if not allowed:
+                yield (
+                    f"PodDisruptionBudget {budget['metadata']['name']} allows no replica to be away "
+                    f"(disruptionsAllowed {allowed}): loosen it, or add a replica"
+                )
+
+    def _scalers(self, deployment: Json) -> list[str]:
+        served = self._kube.served(*AUTOSCALERS)
+        if served is None:
+            return []
+        found = self._kube.list(served, self._target.namespace).items
+        wanted = (deployment["metadata"]["name"], DEPLOYMENTS.kind)
+        return [
+            each["metadata"]["name"]
+            for each in found
+            if (each["spec"]["scaleTargetRef"]["name"], each["spec"]["scaleTargetRef"]["kind"]) == wanted
+        ]
+
+    def _taken(self, deployment: Json, template: PodTemplate, candidate: Candidate) -> list[str]:
+        try:
+            return self._dry_apply(deployment, template, candidate) if self._take_over else []
+        except Refused:
+            return []  # an obstacle, told as such
+
+    def _dry_apply(self, deployment: Json, template: PodTemplate, candidate: Candidate) -> list[str]:
+        """Apply all that the roll will write, without writing: who owns it already. Raises `Refused`."""
+        note = Note.of(self._owner, deployment, template, template.candidate)
+        ours = own_variables(deployment, template.name)
+        leaves = leaves_for(template, candidate, note, ours)
+        whole = body(self._target.name, note, leaves, paused=True, hold_seconds=HOLD_SECONDS, rolling=True)
+        conflicts: list[str] = []
+        try:
+            self._kube.apply(DEPLOYMENTS, whole, self._target.namespace, dry_run=True)
+        except KubeConflict as conflict:
+            conflicts = owners(conflict)
+        try:
+            self._kube.apply(DEPLOYMENTS, whole, self._target.namespace, dry_run=True, force=True)
+        except (Invalid, Forbidden) as error:
+            raise Refused(f"the API server would refuse the change: {error}") from error
+        return conflicts
+
+    def _shortage(self, deployment: Json, template: PodTemplate, candidate: Candidate) -> str | None:
+        spec = template.render(candidate)["spec"]
+        self._overrides.put_on(spec, template.index)
+        tie_to_node(spec, tied_node(self._kube, self._target.namespace, spec, own_pods(self._kube, deployment)))
+        wanted = PodTemplate({"spec": spec}, template.name).gpus()
+        return gpu_shortage(self._kube, spec, *wanted) if wanted and wanted[1] else ""
+
+
+def _owned_elsewhere(deployment: Json) -> Iterator[str]:
+    metadata = deployment["metadata"]
+    marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+    for key, tool in _GITOPS.items():
+        if key in marks:
+            yield f"{tool} ({key}: {marks[key]}) keeps it as its source says: promote by a change there (mode recommend)"
+    for each in metadata.get("ownerReferences") or []:
+        if each.get("controller"):
+            yield f"{each['kind']} {each['name']} owns it and would set it back: change that (mode recommend)"
+
+
+def _shape(deployment: Json) -> Iterator[str]:
+    spec, status = deployment["spec"], deployment.get("status") or {}
+    replicas = 1 if spec.get("replicas") is None else spec["replicas"]
+    if replicas < 1:
+        yield "it is scaled to 0 replicas"
+    if spec.get("paused"):
+        yield "its rollout is paused by somebody: `kubectl rollout resume` it first"
+    if (spec.get("strategy") or {}).get("type") == "Recreate":
+        yield "its strategy is Recreate, which ends every replica at once: use RollingUpdate"
+    if int(status.get("observedGeneration") or 0) < int(deployment["metadata"]["generation"]):
+        yield "Kubernetes has not taken up its last change yet"
+    elif not status.get("updatedReplicas") == status.get("readyReplicas") == status.get("replicas") == replicas:
+        told = {key: status.get(key) or 0 for key in ("replicas", "updatedReplicas", "readyReplicas")}
+        yield f"another rollout or scaling is in progress, or replicas are not ready: {replicas} wanted, {told}"
+
+
+def _probes(template: PodTemplate, cold_start: float | None) -> Iterator[str]:
+    container = template.container
+    if not container.get("readinessProbe"):
+        yield f"container {template.name} has no readinessProbe: it would get requests while it loads the model"
+    probe = container.get("startupProbe") or container.get("livenessProbe")
+    if probe is None or cold_start is None:
+        return
+    room = probe.get("initialDelaySeconds", 0) + probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3)
+    if room < ROOM * cold_start:
+        kind = "startupProbe" if "startupProbe" in container else "livenessProbe"
+        yield (
+            f"its {kind} kills a server that is not up after {room} s, and the winner took {cold_start:.0f} s from cold: "
+            f"allow {ROOM * cold_start:.0f} s"
+        )

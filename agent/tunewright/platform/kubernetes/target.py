@@ -1,0 +1,336 @@
+"""Production as a Deployment: watched by its pods, changed by server-side apply of the leaves that are tuned alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from tunewright.domain.candidate import Candidate
+from tunewright.domain.state import Failure, FailureKind
+from tunewright.kube.client import Json, Kube
+from tunewright.kube.errors import Invalid, KubeConflict
+from tunewright.kube.resources import DEPLOYMENTS
+from tunewright.kube.times import parse_time
+from tunewright.platform.kubernetes import pods
+from tunewright.platform.kubernetes.canary import Canary
+from tunewright.platform.kubernetes.fields import HOLD_SECONDS, Note, body, leaves_for, own_variables, owners
+from tunewright.platform.kubernetes.names import Owner
+from tunewright.platform.kubernetes.podtemplate import PodTemplate
+from tunewright.platform.kubernetes.preflight import Preflight
+from tunewright.platform.kubernetes.prober import Prober
+from tunewright.platform.kubernetes.steps import Action, Do, Extra, View, decide, settled
+from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides, own_pods
+from tunewright.ports import Clock, Refused, Replica, TargetPlan, TargetStatus
+
+
+@dataclass(frozen=True)
+class _Server:
+    """One pod of production, read once per step."""
+
+    pod: Json
+    template: PodTemplate | None  # None: what runs in it can't be read
+    trouble: str  # why it does not serve; empty when it does
+    canary: bool
+
+    @property
+    def candidate(self) -> str | None:
+        return self.template.candidate.hash if self.template else None
+
+    def replica(self, version: str | None) -> Replica:
+        created = self.pod["metadata"]["creationTimestamp"]
+        return Replica(
+            name=pods.name_of(self.pod),
+            candidate_hash=self.candidate,
+            ready=not self.trouble,
+            canary=self.canary,
+            labels={"pod": pods.name_of(self.pod)},
+            since=parse_time(str((self.pod.get("status") or {}).get("startTime") or created)),
+            version=version,
+        )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    deployment: Json
+    template: PodTemplate
+    note: Note | None
+    servers: Sequence[_Server]
+    canary: Json | None
+    canary_pods: Sequence[Json]
+
+
+class DeploymentTarget:
+    """Implements `ports.Target`. Stateless but for what was proven: another process goes on where this one ended."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        owner: Owner,
+        target: DeploymentRef,
+        clock: Clock,
+        *,
+        take_over: bool = False,
+        start_timeout: float = 900.0,
+        drain_timeout: float = 300.0,
+        overrides: Overrides | None = None,
+        prober: Prober | None = None,
+        hold_seconds: int = HOLD_SECONDS,
+        cold_start: Callable[[Candidate], float | None] = lambda _: None,
+    ) -> None:
+        """`overrides` are those of the spare, where the canary runs. Times in seconds; `cold_start` tells how long a
+        candidate took to start in its first trial, which probes and deadlines must leave room for."""
+        self._kube, self._owner, self._target, self._clock = kube, owner, target, clock
+        self._take_over, self._start_timeout, self._hold_seconds = take_over, start_timeout, hold_seconds
+        self._prober, overrides = prober or Prober(), overrides or Overrides()
+        self._canary = Canary(kube, owner, target, clock, self._prober, overrides, drain_timeout)
+        self._preflight = Preflight(kube, owner, target, self._canary, overrides, take_over, cold_start)
+
+    # --- the port ---
+
+    def describe(self) -> str:
+        """For people: what it is and where clients reach it."""
+        deployment = self._target.read(self._kube)
+        services = [each["metadata"]["name"] for each in self._canary.services(deployment)]
+        where = f"behind Service {', '.join(services)}" if services else "behind no Service"
+        shown = self._target.template(deployment).show(self.baseline())
+        return f"Deployment {self._target.namespace}/{self._target.name}: {_desired(deployment)} × `{shown}` {where}"
+
+    def baseline(self) -> Candidate:
+        """What production is configured to run now. Raises `Refused` for a Deployment that can't be tuned."""
+        template = self._target.template(self._target.read(self._kube))
+        self._prober.headers(template)
+        return template.candidate
+
+    def observe(self) -> TargetStatus:
+        """Production as it is; changes nothing."""
+        seen = self._see()
+        now = seen.template.candidate
+        return self._status(seen, TargetPlan(now, now, updated=0))
+
+    def preflight(self, candidate: Candidate) -> Sequence[str]:
+        """Why this candidate could not be rolled out, before anything moves; empty when it could."""
+        seen = self._see()
+        silent = [
+            f"{pods.name_of(server.pod)}: {server.trouble}"
+            for server in seen.servers
+            if server.trouble and not server.canary
+        ]
+        return [*silent, *self._preflight.obstacles(seen.deployment, seen.template, candidate)]
+
+    def notes(self, candidate: Candidate) -> Sequence[str]:
+        """What an approver should know beside the obstacles: who loses which field, autoscalers, what is unknown."""
+        deployment = self._target.read(self._kube)
+        return self._preflight.notes(deployment, self._target.template(deployment), candidate)
+
+    def apply(self, plan: TargetPlan) -> TargetStatus:
+        """Take one idempotent step towards `plan`. The canary gets requests only after a real completion, and is
+        drained before it goes; a replica by its readiness probe, and the next one goes after its real completion."""
+        if plan.updated < 0:
+            raise Refused(f"the plan updates {plan.updated} replicas")
+        seen = self._see()
+        # The others scale it while we roll: what the plan wants of more replicas than there are, it wants of all.
+        foreign = ""
+        try:
+            self._take(decide(self._view(seen, plan), plan), seen, plan)
+            self._let_in(seen, plan)
+        except KubeConflict as conflict:
+            if not conflict.causes:
+                raise
+            foreign = f"fields of Deployment {self._target.name} are owned by others: {'; '.join(owners(conflict))}"
+        seen = self._see()
+        return self._status(seen, plan, foreign)
+
+    def recommend(self, candidate: Candidate) -> str:
+        """What a person would change by hand to run `candidate`: the command, and a patch for kubectl or kustomize."""
+        template = self._target.template(self._target.read(self._kube))
+        leaves = template.leaves(candidate)
+        patch = {
+            "apiVersion": DEPLOYMENTS.api_version,
+            "kind": DEPLOYMENTS.kind,
+            "metadata": {"name": self._target.name, "namespace": self._target.namespace},
+            "spec": {"template": {"spec": {"containers": [leaves]}}},
+        }
+        text = yaml.safe_dump(patch, sort_keys=False, width=120, allow_unicode=True)
+        return f"{template.change(template.candidate, candidate)}\nPatch (kustomize, or `kubectl patch -p`):\n{text}"
+
+    def release(self) -> str | None:
+        """For a tuning that ends or was deleted half-way: bring the target back as the note on it says.
+
+        One apply, after which Kubernetes goes on alone. What was done; None when there was nothing to do.
+        """
+        seen = self._see()
+        if seen.note is None or not seen.note.active or seen.note.uid != self._owner.uid:
+            return None
+        leaves = seen.note.leaves
+        if self._foreign(seen, (seen.template.candidate.hash,)):
+            leaves = leaves_for(seen.template, seen.template.candidate, seen.note.ended(), self._ours(seen))
+        self._write(seen.note.ended(), leaves, paused=False, rolling=False)
+        return f"Deployment {self._target.name} goes back to {seen.note.baseline}"
+
+    # --- seeing ---
+
+    def _see(self) -> _Seen:
+        deployment = self._target.read(self._kube)
+        canary, canary_pods = self._canary.find(), self._canary.pods()
+        servers = [self._server(pod, canary=False) for pod in own_pods(self._kube, deployment) if _counts(pod)]
+        servers += [self._server(pod, canary=True) for pod in canary_pods if _counts(pod)]
+        template = self._target.template(deployment)
+        return _Seen(deployment, template, Note.read(deployment), servers, canary, canary_pods)
+
+    def _server(self, pod: Json, *, canary: bool) -> _Server:
+        try:
+            template = PodTemplate(pod, self._target.container)
+        except Refused as refused:
+            return _Server(pod, None, str(refused), canary)
+        trouble = pods.waiting_for(pod, template.name) or ("" if pods.is_ready(pod) else "not ready")
+        trouble = trouble or self._prober.unproven(pod, template) or ""
+        if not trouble and canary and not self._canary.serves(pod):
+            trouble = "gets no requests yet"
+        return _Server(pod, template, trouble, canary)
+
+    def _view(self, seen: _Seen, plan: TargetPlan) -> View:
+        known = {plan.baseline.hash, plan.candidate.hash}
+        ready: dict[str, int] = {}
+        for server in seen.servers:
+            if not server.canary and not server.trouble and server.candidate:
+                ready[server.candidate] = ready.get(server.candidate, 0) + 1
+        spec, status = seen.deployment["spec"], seen.deployment.get("status") or {}
+        observed = int(status.get("observedGeneration") or 0) >= int(seen.deployment["metadata"]["generation"])
+        return View(
+            replicas=_desired(seen.deployment),
+            template=None if self._foreign(seen, known) else seen.template.candidate.hash,
+            observed=observed,
+            paused=bool(spec.get("paused")),
+            updated=int(status.get("updatedReplicas") or 0) if observed else 0,
+            ready=ready,
+            under_way=seen.note is not None and seen.note.active and seen.note.uid == self._owner.uid,
+            extra=self._extra(seen),
+        )
+
+    def _extra(self, seen: _Seen) -> Extra | None:
+        return self._canary.view(seen.canary, seen.canary_pods)
+
+    def _foreign(self, seen: _Seen, known: Sequence[str] | set[str]) -> str | None:
+        """What somebody else changed in the pod template; None when nothing was."""
+        now = seen.template.candidate
+        if now.hash not in known:
+            return (
+                f"somebody else changed the arguments of Deployment {self._target.name} to {seen.template.show(now)} "
+                f"({_last_writer(seen.deployment)}); it is left as it is"
+            )
+        note = seen.note
+        if note is not None and note.active and note.uid == self._owner.uid and note.base != seen.template.base:
+            return (
+                f"somebody else changed the pod template of Deployment {self._target.name} since the rollout began "
+                f"({_last_writer(seen.deployment)}); it is left as it is"
+            )
+        return None
+
+    # --- doing ---
+
+    def _take(self, action: Action, seen: _Seen, plan: TargetPlan) -> None:
+        if action.do is Do.EXTRA and action.candidate is not None:
+            self._canary.create(seen.deployment, seen.template, action.candidate)
+        elif action.do is Do.RETIRE and seen.canary is not None:
+            self._canary.retire(seen.canary, seen.deployment, seen.canary_pods)
+        elif action.do is Do.KEEP and seen.canary is not None:
+            self._canary.keep(seen.canary)
+        elif action.do is Do.DELETE and seen.canary is not None:
+            self._canary.delete(seen.canary)
+        elif action.do in (Do.WRITE, Do.RESTORE) and action.candidate is not None:
+            note = seen.note
+            if note is None or not note.active or note.uid != self._owner.uid:
+                note = Note.of(self._owner, seen.deployment, seen.template, plan.baseline)
+            restoring = action.do is Do.RESTORE
+            leaves = leaves_for(seen.template, action.candidate, note, self._ours(seen))
+            self._write(note.ended() if restoring else note, leaves, paused=action.paused, rolling=not restoring)
+
+    def _write(self, note: Note, leaves: Json, *, paused: bool, rolling: bool) -> None:
+        whole = body(self._target.name, note, leaves, paused=paused, hold_seconds=self._hold_seconds, rolling=rolling)
+        try:
+            self._kube.apply(DEPLOYMENTS, whole, self._target.namespace, force=self._take_over)
+        except Invalid as error:
+            raise Refused(f"the API server refuses the change of Deployment {self._target.name}: {error}") from error
+
+    def _let_in(self, seen: _Seen, plan: TargetPlan) -> None:
+        """Give the extra server requests once it has answered, while it is wanted."""
+        extra = self._extra(seen)
+        if extra is None or extra.retiring or extra.ending:
+            return
+        if extra.candidate in (plan.baseline.hash, plan.candidate.hash):
+            self._canary.let_in(seen.deployment, seen.canary_pods)
+
+    def _ours(self, seen: _Seen) -> frozenset[str]:
+        return own_variables(seen.deployment, seen.template.name)
+
+    # --- telling ---
+
+    def _status(self, seen: _Seen, plan: TargetPlan, conflict: str = "") -> TargetStatus:
+        view = self._view(seen, plan)
+        known = (plan.baseline.hash, plan.candidate.hash)
+        action = decide(view, plan)
+        details = [action.reason] if action.reason else []
+        details += [
+            f"{pods.name_of(server.pod)}{' (canary)' if server.canary else ''}: {server.trouble}"
+            for server in seen.servers
+            if server.trouble
+        ]
+        versions = {
+            pods.name_of(s.pod): self._prober.version(s.pod, s.template) for s in seen.servers if s.template is not None
+        }
+        return TargetStatus(
+            replicas=[server.replica(versions.get(pods.name_of(server.pod))) for server in seen.servers],
+            desired=view.replicas,
+            settled=settled(view, plan) and not conflict,
+            detail="; ".join(details),
+            failure=self._failure(seen, plan),
+            foreign=conflict or self._foreign(seen, known),
+        )
+
+    def _failure(self, seen: _Seen, plan: TargetPlan) -> Failure | None:
+        """Why a server of the candidate died or can't start, while one is wanted."""
+        if (not plan.canary and not plan.updated) or plan.candidate.hash == plan.baseline.hash:
+            return None
+        for server in seen.servers:
+            if server.candidate != plan.candidate.hash or server.template is None:
+                continue
+            failure = self._failure_of(server.pod, server.template, server.trouble)
+            if failure is not None:
+                return failure.model_copy(update={"cause": f"{pods.name_of(server.pod)}: {failure.cause}"})
+        return None
+
+    def _failure_of(self, pod: Json, template: PodTemplate, trouble: str) -> Failure | None:
+        if pods.restarts(pod, template.name) or pods.ended(pod, template.name):
+            return pods.explain(self._kube, pod, template.name)[0]
+        if not trouble:
+            return None
+        waiting = pods.waiting_for(pod, template.name)
+        begun = pods.started_at(pod, template.name) if waiting is None else pod["metadata"]["creationTimestamp"]
+        waited = self._clock.now() - parse_time(str(begun or pod["metadata"]["creationTimestamp"]))
+        if waited <= self._start_timeout:
+            return None
+        if waiting is not None:
+            return Failure(
+                kind=FailureKind.UNSCHEDULABLE,
+                cause=f"given up after {waited:.0f} s: {waiting}",
+                advice="Free a GPU or correct what is named, then start again.",
+            )
+        return pods.explain(self._kube, pod, template.name, hung=True)[0]
+
+
+def _desired(deployment: Json) -> int:
+    found = deployment["spec"].get("replicas")
+    return 1 if found is None else int(found)
+
+
+def _counts(pod: Json) -> bool:
+    """Not those that end, nor what is left of evicted ones: their successors count."""
+    return not pods.ending(pod) and pods.phase(pod) not in ("Succeeded", "Failed")
+
+
+def _last_writer(deployment: Json) -> str:
+    entries = [e for e in deployment["metadata"].get("managedFields") or [] if "f:spec" in (e.get("fieldsV1") or {})]
+    if not entries:
+        return "by whom is not recorded"
+    last = max(entries, key=lambda entry: str(entry.get("time") or ""))
+    return f"last written by {last.get('manager')} at {last.get('time')}"
