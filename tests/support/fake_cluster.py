@@ -3,12 +3,16 @@
 `tick()` lets the Deployment controller and the nodes take one step. `Servers` answers what is asked of pods.
 """
 
+from __future__ import annotations
+
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from tunewright.kube.client import FIELD_MANAGER, Json, ObjectList, PatchType
-from tunewright.kube.errors import AlreadyExists, Cause, Forbidden, Invalid, KubeConflict, NotFound
+from fake_apply import server_side_apply
+
+from tunewright.kube.client import Json, ObjectList, PatchType
+from tunewright.kube.errors import AlreadyExists, Forbidden, Invalid, KubeConflict, NotFound
 from tunewright.kube.resources import PODS, REPLICA_SETS, Resource
 from tunewright.kube.times import format_time
 
@@ -97,7 +101,7 @@ class FakeCluster:
         live = self._find(resource, name, namespace)
         target = copy.deepcopy(live) if dry_run else live
         before = copy.deepcopy(target["spec"])
-        _apply(target, body, force=force)
+        server_side_apply(target, body, force=force)
         if target["spec"].get("progressDeadlineSeconds", 600) <= target["spec"].get("minReadySeconds", 0):
             raise Invalid("PATCH", name, "progressDeadlineSeconds must be greater than minReadySeconds", status=422)
         if target["spec"] != before:
@@ -171,6 +175,7 @@ class FakeCluster:
         sets = self._sets(deployment)
         new = next((each for each in sets if each["spec"]["template"] == spec["template"]), None)
         if spec.get("paused") and (new is None or len(sets) > 1):
+            self._scale_paused(sets, replicas)
             return
         if new is None:
             new = self._new_set(deployment)
@@ -190,6 +195,15 @@ class FakeCluster:
         while len(mine) < replicas and len(mine) + len(old) < replicas + surge:
             mine.append(self._new_pod(new))
         for pod in mine[replicas:]:
+            self._end(pod)
+
+    def _scale_paused(self, sets: list[Json], replicas: int) -> None:
+        """A paused Deployment follows its number of replicas all the same; the real one spreads that over its sets."""
+        largest = max(sets, key=lambda each: len(self._pods_of(each)))
+        everyone = [pod for each in sets for pod in self._pods_of(each)]
+        for _ in range(replicas - len(everyone)):
+            self._new_pod(largest)
+        for pod in self._pods_of(largest)[: max(0, len(everyone) - replicas)]:
             self._end(pod)
 
     def _report(self, deployment: Json) -> None:
@@ -316,98 +330,6 @@ class FakeCluster:
                     self._end(found)
                 else:
                     self._remove(*key)
-
-
-def _apply(live: Json, body: Json, *, force: bool) -> None:
-    """Server-side apply as far as it matters: leaf by leaf, with one owner each in `live["owners"]`."""
-    owned: dict[str, str] = live.setdefault("owners", {})
-    wanted = dict(_leaves(body))
-    taken = [
-        key
-        for key, value in wanted.items()
-        if owned.get(key, FIELD_MANAGER) != FIELD_MANAGER and _read(live, key) != value
-    ]
-    if taken and not force:
-        causes = tuple(Cause(field=key, message=f'conflict with "{owned[key]}" using apps/v1') for key in taken)
-        raise KubeConflict("PATCH", live["metadata"]["name"], "conflicts", status=409, causes=causes)
-    for key in [key for key, owner in owned.items() if owner == FIELD_MANAGER and key not in wanted]:
-        del owned[key]
-        _write(live, key, None)
-    for key, value in wanted.items():
-        owned[key] = FIELD_MANAGER
-        _write(live, key, value)
-    strategy = live["spec"].setdefault("strategy", {"type": "RollingUpdate"})
-    if strategy.get("type") != "Recreate":
-        strategy.setdefault("rollingUpdate", {})
-        for field in ("maxSurge", "maxUnavailable"):
-            strategy["rollingUpdate"].setdefault(field, "25%")
-    _record(live, owned)
-
-
-def _record(live: Json, owned: dict[str, str]) -> None:
-    fields: Json = {}
-    for key in (key for key, owner in owned.items() if owner == FIELD_MANAGER and "/env/" in key):
-        _, container, _, name = key.split("/")
-        node = fields
-        for step in (
-            "f:spec",
-            "f:template",
-            "f:spec",
-            "f:containers",
-            'k:{"name":"%s"}' % container,
-            "f:env",
-            'k:{"name":"%s"}' % name,
-        ):
-            node = node.setdefault(step, {})
-    live["metadata"]["managedFields"] = [{"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields}]
-
-
-def _leaves(body: Json) -> Iterator[tuple[str, Any]]:
-    for key, text in (body["metadata"].get("annotations") or {}).items():
-        yield f"annotation/{key}", text
-    spec = body["spec"]
-    for field in ("paused", "minReadySeconds"):
-        if field in spec:
-            yield field, spec[field]
-    for field, value in ((spec.get("strategy") or {}).get("rollingUpdate") or {}).items():
-        yield f"strategy/{field}", value
-    for container in spec["template"]["spec"]["containers"]:
-        for field in ("args", "command"):
-            if field in container:
-                yield f"containers/{container['name']}/{field}", container[field]
-        for entry in container.get("env") or []:
-            yield f"containers/{container['name']}/env/{entry['name']}", entry["value"]
-
-
-def _read(live: Json, key: str) -> Any:
-    holder, last = _place(live, key)
-    if isinstance(holder, list):
-        return next((each.get("value") for each in holder if each["name"] == last), None)
-    return holder.get(last)
-
-
-def _write(live: Json, key: str, value: Any) -> None:
-    holder, last = _place(live, key)
-    if isinstance(holder, list):
-        holder[:] = [each for each in holder if each["name"] != last] + (
-            [{"name": last, "value": value}] if value is not None else []
-        )
-    elif value is None:
-        holder.pop(last, None)
-    else:
-        holder[last] = copy.deepcopy(value)
-
-
-def _place(live: Json, key: str) -> tuple[Any, str]:
-    parts = key.split("/")
-    if parts[0] == "annotation":
-        return live["metadata"].setdefault("annotations", {}), "/".join(parts[1:])
-    if parts[0] == "strategy":
-        return live["spec"].setdefault("strategy", {}).setdefault("rollingUpdate", {}), parts[1]
-    if parts[0] != "containers":
-        return live["spec"], parts[0]
-    container = next(each for each in live["spec"]["template"]["spec"]["containers"] if each["name"] == parts[1])
-    return (container.setdefault("env", []), parts[3]) if parts[2] == "env" else (container, parts[2])
 
 
 def _merge(old: Any, patch: Any) -> Any:

@@ -401,7 +401,7 @@ class FakeProposer:
 class FakeMetrics:
     """Counters that rise evenly, as servers with steady traffic would show."""
 
-    rate = 20.0
+    rate = 60.0
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -25,7 +25,7 @@ def decide(world: World, action: str, **fields: str) -> None:
     world.store.decide("demo", decision.model_copy(update=fields))
 
 
-@pytest.fixture()
+@pytest.fixture
 def world() -> World:
     world = World()
     world.create(tuning())

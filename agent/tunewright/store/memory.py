@@ -7,14 +7,14 @@ from tunewright.ports import Conflict, Refused
 
 
 class MemoryStore:
-    """Keeps records as JSON, so that what can't be stored elsewhere fails here too; safe to use from any thread."""
+    """Every record goes through JSON once, so that what can't be stored elsewhere fails here too; safe in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._versions: dict[str, int] = {}
-        self._tunings: dict[str, str] = {}
-        self._trials: dict[str, dict[str, tuple[int, str]]] = {}
-        self._decisions: dict[str, list[str]] = {}
+        self._tunings: dict[str, TuningRecord] = {}
+        self._trials: dict[str, dict[str, TrialRecord]] = {}
+        self._decisions: dict[str, list[Decision]] = {}
 
     def names(self) -> list[str]:
         """Names of all tunings, sorted."""
@@ -24,8 +24,7 @@ class MemoryStore:
     def load(self, name: str) -> TuningRecord | None:
         """The tuning's record."""
         with self._lock:
-            text = self._tunings.get(name)
-        return TuningRecord.model_validate_json(text) if text is not None else None
+            return self._tunings.get(name)
 
     def save(self, record: TuningRecord) -> TuningRecord:
         """Write it if its version is the stored one; the record with its new version."""
@@ -35,22 +34,21 @@ class MemoryStore:
                 raise Conflict(f"the tuning {name} was written by somebody else; read it again")
             # A deleted name goes on counting: an old reader must not take the new record for the one it read.
             saved = record.model_copy(update={"version": self._versions.get(name, 0) + 1})
-            self._tunings[name] = saved.model_dump_json()
+            self._tunings[name] = TuningRecord.model_validate_json(saved.model_dump_json())
             self._versions[name] = saved.version
             return saved
 
     def trials(self, name: str) -> list[TrialRecord]:
         """The tuning's trials by number."""
         with self._lock:
-            rows = sorted(self._trials.get(name, {}).items(), key=lambda row: (row[1][0], row[0]))
-        return [TrialRecord.model_validate_json(text) for _, (_, text) in rows]
+            return sorted(self._trials.get(name, {}).values(), key=lambda trial: (trial.number, trial.id))
 
     def save_trial(self, name: str, trial: TrialRecord) -> None:
         """Write one trial, over the one of the same id."""
         with self._lock:
             if name not in self._tunings:
                 raise Conflict(f"the tuning {name} is not there (any more); read again")
-            self._trials.setdefault(name, {})[trial.id] = (trial.number, trial.model_dump_json())
+            self._trials.setdefault(name, {})[trial.id] = TrialRecord.model_validate_json(trial.model_dump_json())
 
     def clear_trials(self, name: str) -> None:
         """Forget the trials of a tuning that starts anew."""
@@ -62,13 +60,12 @@ class MemoryStore:
         with self._lock:
             if name not in self._tunings:
                 raise Refused(f"there is no tuning {name}; there are: {', '.join(sorted(self._tunings)) or 'none'}")
-            self._decisions.setdefault(name, []).append(decision.model_dump_json())
+            self._decisions.setdefault(name, []).append(decision)
 
     def decisions(self, name: str) -> list[Decision]:
         """Every decision ever taken on this tuning, oldest first."""
         with self._lock:
-            texts = list(self._decisions.get(name, ()))
-        return [Decision.model_validate_json(text) for text in texts]
+            return list(self._decisions.get(name, ()))
 
     def delete(self, name: str) -> None:
         """Forget the tuning and all that belongs to it."""

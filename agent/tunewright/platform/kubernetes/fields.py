@@ -46,19 +46,23 @@ class Note:
             return None
 
     @classmethod
-    def of(cls, owner: Owner, deployment: Json, template: PodTemplate, baseline: Candidate) -> "Note":
+    def of(cls, owner: Owner, deployment: Json, template: PodTemplate) -> "Note":
         """How the target is now, before anything of it is written."""
         spec = deployment["spec"]
         return cls(
             tuning=owner.name,
             uid=owner.uid,
             active=True,
-            baseline=baseline.hash,
+            baseline=template.candidate.hash,
             base=template.base,
             leaves=template.as_written(),
             strategy=dict((spec.get("strategy") or {}).get("rollingUpdate") or _DEFAULT_STRATEGY),
             min_ready=int(spec.get("minReadySeconds") or 0),
         )
+
+    def again(self, owner: Owner, template: PodTemplate) -> "Note":
+        """The same last known-good configuration, for going back to it after the rollout was over."""
+        return replace(self, active=True, tuning=owner.name, uid=owner.uid, base=template.base)
 
     def ended(self) -> "Note":
         """The same, as the last known-good configuration; the rollout is over."""

@@ -84,7 +84,7 @@ class Preflight:
             )
         if not (template.container.get("lifecycle") or {}).get("preStop"):
             found.append(
-                f"container {template.name} has no preStop hook: requests that come while a replica ends may be refused; "
+                f"container {template.name} has no preStop hook: requests may be refused while a replica ends; "
                 "`sleep 10` there lets every node forget it first"
             )
         if not set(deployment["spec"]["selector"].get("matchLabels") or {}) - {
@@ -139,20 +139,19 @@ class Preflight:
 
     def _dry_apply(self, deployment: Json, template: PodTemplate, candidate: Candidate) -> list[str]:
         """Apply all that the roll will write, without writing: who owns it already. Raises `Refused`."""
-        note = Note.of(self._owner, deployment, template, template.candidate)
+        note = Note.of(self._owner, deployment, template)
         ours = own_variables(deployment, template.name)
         leaves = leaves_for(template, candidate, note, ours)
         whole = body(self._target.name, note, leaves, paused=True, hold_seconds=HOLD_SECONDS, rolling=True)
-        conflicts: list[str] = []
-        try:
-            self._kube.apply(DEPLOYMENTS, whole, self._target.namespace, dry_run=True)
-        except KubeConflict as conflict:
-            conflicts = owners(conflict)
         try:
             self._kube.apply(DEPLOYMENTS, whole, self._target.namespace, dry_run=True, force=True)
         except (Invalid, Forbidden) as error:
             raise Refused(f"the API server would refuse the change: {error}") from error
-        return conflicts
+        try:
+            self._kube.apply(DEPLOYMENTS, whole, self._target.namespace, dry_run=True)
+        except KubeConflict as conflict:
+            return owners(conflict)
+        return []
 
     def _shortage(self, deployment: Json, template: PodTemplate, candidate: Candidate) -> str | None:
         spec = template.render(candidate)["spec"]
@@ -167,7 +166,7 @@ def _owned_elsewhere(deployment: Json) -> Iterator[str]:
     marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
     for key, tool in _GITOPS.items():
         if key in marks:
-            yield f"{tool} ({key}: {marks[key]}) keeps it as its source says: promote by a change there (mode recommend)"
+            yield f"{tool} ({key}: {marks[key]}) keeps it as its source says: promote by a change there (recommend)"
     for each in metadata.get("ownerReferences") or []:
         if each.get("controller"):
             yield f"{each['kind']} {each['name']} owns it and would set it back: change that (mode recommend)"
@@ -200,6 +199,6 @@ def _probes(template: PodTemplate, cold_start: float | None) -> Iterator[str]:
     if room < ROOM * cold_start:
         kind = "startupProbe" if "startupProbe" in container else "livenessProbe"
         yield (
-            f"its {kind} kills a server that is not up after {room} s, and the winner took {cold_start:.0f} s from cold: "
+            f"its {kind} kills a server that is not up after {room} s, and the winner took {cold_start:.0f} s cold: "
             f"allow {ROOM * cold_start:.0f} s"
         )

@@ -238,12 +238,18 @@ class DeploymentTarget:
         elif action.do is Do.DELETE and seen.canary is not None:
             self._canary.delete(seen.canary)
         elif action.do in (Do.WRITE, Do.RESTORE) and action.candidate is not None:
-            note = seen.note
-            if note is None or not note.active or note.uid != self._owner.uid:
-                note = Note.of(self._owner, seen.deployment, seen.template, plan.baseline)
+            note = self._note(seen, plan)
             restoring = action.do is Do.RESTORE
             leaves = leaves_for(seen.template, action.candidate, note, self._ours(seen))
             self._write(note.ended() if restoring else note, leaves, paused=action.paused, rolling=not restoring)
+
+    def _note(self, seen: _Seen, plan: TargetPlan) -> Note:
+        note = seen.note
+        if note is not None and note.active and note.uid == self._owner.uid:
+            return note
+        if note is not None and note.baseline == plan.baseline.hash != seen.template.candidate.hash:
+            return note.again(self._owner, seen.template)
+        return Note.of(self._owner, seen.deployment, seen.template)
 
     def _write(self, note: Note, leaves: Json, *, paused: bool, rolling: bool) -> None:
         whole = body(self._target.name, note, leaves, paused=paused, hold_seconds=self._hold_seconds, rolling=rolling)
