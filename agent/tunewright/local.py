@@ -1,6 +1,7 @@
 """One tuning on one machine: the adapters put together, and production supervised while the loop runs."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
@@ -9,9 +10,10 @@ from types import TracebackType
 
 from tunewright.controller.context import Context
 from tunewright.controller.loop import Stop, run
-from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION
+from tunewright.controller.trials import put_back, running
+from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION, Phase
 from tunewright.domain.state import TrialPhase, TuningRecord
-from tunewright.domain.step import update
+from tunewright.domain.step import start_anew, update
 from tunewright.domain.tuning import Tuning
 from tunewright.knobs.facts import ModelFacts, read_facts
 from tunewright.loadtest.files import write_atomic
@@ -21,13 +23,16 @@ from tunewright.platform.process.adopted import AdoptedTarget
 from tunewright.platform.process.loadtest import ProcessLoadTest
 from tunewright.platform.process.spare import ProcessSpare
 from tunewright.platform.process.target import ProcessTarget
-from tunewright.ports import Clock, LoadPhase, MetricsSource, PortError
+from tunewright.ports import Clock, LoadPhase, MetricsSource, PortError, Refused, Spare
 from tunewright.propose.proposer import OptunaProposer
 from tunewright.store.lock import agent_lock
 from tunewright.store.sqlite import SqliteStore
 from tunewright.telemetry.console import LiveStatus
 from tunewright.telemetry.metrics import Metrics
 from tunewright.telemetry.report import render_report
+
+SWEEP_WITHIN = 60.0
+"""Seconds in which servers of the spare must have ended: they get 15 s after SIGTERM, and SIGKILL then."""
 
 SUPERVISE_EVERY = 2.0
 """Seconds between two looks at production outside the phases that move it: what died is brought back."""
@@ -54,7 +59,7 @@ class LocalTuning:
     def __enter__(self) -> "LocalTuning":
         with ExitStack() as exits:
             exits.enter_context(agent_lock(store_path(self.state)))
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self.folder)
             self.store = SqliteStore(store_path(self.state), self.clock)
             exits.callback(self.store.close)
             self.target = self._make_target()
@@ -116,7 +121,22 @@ class LocalTuning:
             on_step(record, self.live(record))
 
         self._supervise(self.record)
-        return run(self.tuning.metadata.name, self.context, stop, step, keep_going=keep_going)
+        record = run(self.tuning.metadata.name, self.context, stop, step, keep_going=keep_going)
+        if record is not None and record.phase not in TERMINAL:
+            self._free_spare()
+        elif self.record.phase in TERMINAL:
+            self.start_production(stop)  # an ended tuning that is started again brings back what died meanwhile
+        return record
+
+    def start_anew(self) -> None:
+        """Let a tuning that has ended begin again from the start. Raises `Refused` while it has not."""
+        if self.record.phase is Phase.PENDING:
+            return
+        if self.record.phase not in TERMINAL:
+            raise Refused(
+                f"{self.record.name} is {self.record.phase}; only one that has ended can start anew: abort it first"
+            )
+        self.record = self.store.save(start_anew(self.record, "Started anew by hand.", self.clock.now()))
 
     def live(self, record: TuningRecord) -> LiveStatus:
         """What the running trial does just now."""
@@ -187,18 +207,63 @@ class LocalTuning:
         except PortError:
             return  # the phase's own look at production tells what is wrong, and its deadline ends it
 
+    def _free_spare(self) -> None:
+        """We stop half-way: a running trial is put back, to be run again, so that it holds no GPU meanwhile."""
+        name = self.tuning.metadata.name
+        current = running(self.store.trials(name))
+        if current is not None and current.phase is not TrialPhase.PENDING:
+            self.store.save_trial(name, put_back(current, self.context))
+        sweep_spare(self.context.spare, self.clock)
+
     def _write_report(self, record: TuningRecord) -> None:
         state = f"{record.phase}{record.phase_since}{len(record.decisions)}"
         if state == self._reported:
             return
+        try:
+            write_atomic(self.report_path, self.render_report(record).encode())
+        except OSError as error:
+            raise PortError(f"can't write {self.report_path}: {error}; free space, or correct its rights") from error
         self._reported = state
-        write_atomic(self.report_path, self.render_report(record).encode())
 
     def render_report(self, record: TuningRecord) -> str:
         """The report page as of now."""
         how = self.target.recommend(record.winner) if record.winner is not None else ""
         decisions = self.store.decisions(record.name)
         return render_report(record, self.store.trials(record.name), decisions=decisions, how_to_apply=how)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that only this user can read; raises `Refused` when that can't be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Refused(f"can't make the folder {folder} ({error.strerror}); use another --state") from error
+
+
+def sweep_spare(spare: Spare, clock: Clock) -> None:
+    """End whatever is on the spare and wait until it is gone. Raises `PortError` when something does not end."""
+    deadline = clock.monotonic() + SWEEP_WITHIN
+    while left := spare.sweep(keep=[]):
+        if clock.monotonic() > deadline:
+            raise PortError(f"not gone within {SWEEP_WITHIN:.0f} s: {', '.join(left)} on the spare; end it by hand")
+        time.sleep(0.1)
+
+
+def stop_servers(state: Path, tuning: Tuning, clock: Clock) -> bool:
+    """End production, the spare and a running load test of a tuning whose agent does not run.
+
+    False when there was nothing. Raises `Refused` while an agent runs, `PortError` when something does not end.
+    """
+    spec, folder = tuning.spec, state / tuning.metadata.name
+    if spec.target.urls:
+        raise Refused("target.urls names servers that somebody else runs: there is nothing to stop")
+    if not folder.is_dir():
+        return False
+    with agent_lock(store_path(state)):
+        ProcessLoadTest(folder / "load", clock).cancel_all()
+        sweep_spare(ProcessSpare(folder / "spare", spec.target, spec.spare, clock), clock)
+        ProcessTarget(folder / "production", spec.target, clock, canary_environment=spec.spare.environment).stop_all()
+    return True
 
 
 def model_facts(tuning: Tuning) -> ModelFacts:

@@ -46,5 +46,9 @@ def serve_api(local: LocalTuning, listen: str) -> Iterator[Served]:
         report=report,
         ready=lambda: None,
     )
-    with ApiServer(app, host=host, port=int(port)) as server:
+    try:
+        server = ApiServer(app, host=host, port=int(port))
+    except OSError as error:
+        raise Refused(f"--listen {listen}: {error.strerror or error}; choose another port, or 0 for any") from error
+    with server:
         yield Served(server.url, token_file)

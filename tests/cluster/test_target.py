@@ -162,11 +162,18 @@ def test_a_tuning_deleted_half_way_leaves_no_canary_and_release_brings_the_targe
         until(lambda: target.apply(plan(1, canary=True)), settled)
         assert live(kube, namespace)["spec"]["paused"] is True
         assert target.release() is not None
-        wait_for(lambda: target.observe().settled, "production is whole again")
+        wait_for(lambda: whole(live(kube, namespace)), "production is whole again")
     assert clients.failures == []
     assert live(kube, namespace)["spec"] == before
     kube.delete(TUNINGS, owner.name, namespace)
     wait_for(lambda: len(kube.list(PODS, namespace).items) == 2, "the garbage collector takes the canary")
+
+
+def whole(deployment: Json) -> bool:
+    """As `kubectl rollout status` sees it."""
+    status, replicas = deployment["status"], deployment["spec"]["replicas"]
+    seen = status.get("observedGeneration") == deployment["metadata"]["generation"]
+    return seen and status.get("updatedReplicas") == status.get("readyReplicas") == status.get("replicas") == replicas
 
 
 def test_scaling_in_the_middle_is_followed(kube: Kube, namespace: str) -> None:

@@ -2,7 +2,7 @@
 
 import typer
 
-from tunewright.cli import decide, read, tune
+from tunewright.cli import decide, read, serve, tune
 
 EPILOG = (
     "Exit codes: 0 done, promoted or recommended; 2 the command line or a file is wrong; 3 ended without a change; "
@@ -21,6 +21,7 @@ _FORWARDED = {"allow_extra_args": True, "ignore_unknown_options": True, "help_op
 
 app.command()(tune.tune)
 app.command()(tune.demo)
+app.command()(serve.serve)
 app.command()(tune.check)
 app.command()(tune.stop)
 app.command()(read.profile)

@@ -1,5 +1,6 @@
 """`tune`, `check`, `stop` and `demo`: commands that act."""
 
+import json
 import signal
 import subprocess
 import threading
@@ -8,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tunewright.cli.common import StateOption, fail, told
+from tunewright.cli.common import JsonOption, StateOption, fail, told
 from tunewright.clock import SystemClock
 from tunewright.domain.tuning import Tuning
 from tunewright.exits import OF_PHASE, Exit
@@ -39,10 +40,20 @@ def tune(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Stay after the end: supervise production, watch for drift.")
     ] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Let a tuning that has ended begin again.")] = False,
 ) -> None:
     """Tune what FILE describes: start production, learn its traffic, search, confirm, ask, and roll out.
 
     Stop it with Ctrl-C at any time and start it again: it goes on where it was, and production keeps serving.
+    An edited file counts from the next start on. Only `tunewright stop FILE` ends production.
+
+    Examples:
+
+        tunewright check workstation.yaml
+
+        tunewright tune workstation.yaml
+
+        tunewright tune workstation.yaml --keep-going --plain --listen 127.0.0.1:8765
     """
     from tunewright.local import LocalTuning
     from tunewright.serving import serve_api
@@ -50,7 +61,10 @@ def tune(
 
     stop = stop_on_signals()
     with told(), LocalTuning(state, read_file(file), SystemClock()) as local:
+        if anew:
+            local.start_anew()
         with serve_api(local, listen) as api, Console(plain=plain or None) as console:
+            print(f"Production: {local.target.describe()}")
             print(f"REST API: {api.url} with the token in {api.token_file}; docs at {api.url}/docs")
             record = local.run(
                 stop,
@@ -60,7 +74,7 @@ def tune(
         if record is None:
             fail(f"{file}: the tuning was deleted meanwhile", Exit.WENT_WRONG)
         if record.phase not in OF_PHASE:
-            print(f"Stopped in {record.phase}. The same command goes on; production keeps serving.")
+            print(f"Stopped in {record.phase}. The same command goes on; production keeps serving, unsupervised.")
             raise typer.Exit(Exit.INTERRUPTED)
         raise typer.Exit(OF_PHASE[record.phase])
 
@@ -78,30 +92,45 @@ def stop_on_signals() -> threading.Event:
     return stop
 
 
-def check(file: FileArgument, state: StateOption) -> None:
-    """Check FILE and its surroundings without touching anything: fields, commands, binaries, metrics, the spare."""
+def check(file: FileArgument, state: StateOption, as_json: JsonOption = False) -> None:
+    """Check FILE and its surroundings without touching anything: fields, commands, binaries, GPUs, metrics, the spare.
+
+    Ends with 0 when all is well, with 2 when something has to be changed first.
+
+    Example:
+
+        tunewright check workstation.yaml
+    """
     from tunewright.checks import run_checks
 
     with told():
         tuning = read_file(file)
         found = run_checks(tuning, state, SystemClock())
-    for line in found:
-        print(f"{'ok  ' if line.good else 'FAIL'} {line.what}: {line.detail}")
+    if as_json:
+        print(json.dumps([line._asdict() for line in found], indent=2))
+    else:
+        for line in found:
+            print(f"{'ok  ' if line.good else 'FAIL'} {line.what}: {line.detail}")
     if not all(line.good for line in found):
         raise typer.Exit(Exit.USAGE)
 
 
 def stop(file: FileArgument, state: StateOption) -> None:
-    """Stop production and the spare of FILE: its servers and its proxy end, and their ports are free again."""
-    from tunewright.local import LocalTuning
-    from tunewright.platform.process.target import ProcessTarget
+    """Stop production and the spare of FILE: servers and proxy end once their requests have, and the ports are free.
 
-    with told(), LocalTuning(state, read_file(file), SystemClock()) as local:
-        local.context.spare.sweep(keep=[])
-        if not isinstance(local.target, ProcessTarget):
-            raise Refused("target.urls names servers that somebody else runs: there is nothing to stop")
-        local.target.stop_all()
-    print(f"{local.tuning.metadata.name}: production is stopped.")
+    Stop `tunewright tune` first (Ctrl-C). Clients get no answer from then on; `tunewright tune FILE` starts it again.
+
+    Example:
+
+        tunewright stop workstation.yaml
+    """
+    from tunewright.local import stop_servers
+
+    with told():
+        tuning = read_file(file)
+        there = stop_servers(state, tuning, SystemClock())
+    name = tuning.metadata.name
+    print(f"{name}: production is stopped." if there else f"{name}: nothing of it was ever started in {state}.")
 
 
 def demo(
@@ -110,7 +139,12 @@ def demo(
     ),
     plain: PlainOption = False,
 ) -> None:
-    """Take two badly configured simulated servers from watched to promoted, in some four minutes."""
+    """Take two badly configured simulated servers from watched to promoted, in some four minutes.
+
+    Example:
+
+        tunewright demo --folder /tmp/demo
+    """
     from tunewright.demo.run import run_demo
 
     stop = stop_on_signals()

@@ -26,7 +26,8 @@ class Metadata(Model):
 
 
 class Target(Model):
-    """The vLLM workload in production: processes that Tunewright runs behind its proxy, or adopted by URL."""
+    """The vLLM workload in production. Exactly one of `command` (processes that Tunewright runs behind its proxy),
+    `urls` (servers that somebody else runs) and `deployment` (in a cluster)."""
 
     command: tuple[str, ...] = Field(
         default=(),
@@ -35,7 +36,8 @@ class Target(Model):
         "Tunewright starts the replicas and a proxy before them.",
     )
     environment: dict[str, str] = Field(
-        default_factory=dict, description="Environment of every production server, beside the agent's own; `{replica}` is filled in."
+        default_factory=dict,
+        description="Environment of every production server, beside the agent's own; `{replica}` is filled in.",
     )
     replicas: int = Field(default=1, ge=1, le=64, description="Production servers to run.")
     listen: str = Field(
@@ -48,6 +50,15 @@ class Target(Model):
         default=(),
         description="Base URLs of production servers that somebody else runs; promotion is `recommend` only.",
     )
+    deployment: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="Name of the Deployment that runs vLLM, in the tuning's own namespace.",
+    )
+    container: str | None = Field(
+        default=None, min_length=1, max_length=63, description="Its container that runs vLLM, where that is not clear."
+    )
     api_key_file: str | None = Field(default=None, description="File with the bearer token of the servers.")
     model: str | None = Field(default=None, description="Served model name; asked of the server when left out.")
     start_timeout: Duration = Field(default=900.0, description="A server that is not ready by then has failed.")
@@ -57,8 +68,13 @@ class Target(Model):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if bool(self.command) == bool(self.urls):
-            raise ValueError("name either command (Tunewright runs the servers) or urls (somebody else does)")
+        if sum((bool(self.command), bool(self.urls), self.deployment is not None)) != 1:
+            raise ValueError(
+                "name exactly one of command (Tunewright runs the servers), urls (somebody else does) "
+                "and deployment (in a cluster)"
+            )
+        if self.container is not None and self.deployment is None:
+            raise ValueError("container belongs to deployment")
         if self.command and not any("{port}" in word for word in self.command):
             raise ValueError("command must contain {port}, as in: --port {port}")
         return self
@@ -72,6 +88,21 @@ class Spare(Model):
     )
     environment: dict[str, str] = Field(
         default_factory=dict, description="Environment beside the target's, as CUDA_VISIBLE_DEVICES."
+    )
+    node_selector: dict[str, str] = Field(
+        default_factory=dict, description="In a cluster: labels of the nodes that the spare's pods may run on."
+    )
+    gpus: int | None = Field(
+        default=None, ge=0, le=64, description="In a cluster: GPUs of a spare pod; as the target's when left out."
+    )
+    cache_claim: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="In a cluster: a PersistentVolumeClaim for compiled kernels, so that not every trial starts cold.",
+    )
+    cache_path: str = Field(
+        default="/root/.cache/vllm", pattern=r"^/.*$", description="In a cluster: where that claim is mounted."
     )
     start_timeout: Duration = Field(default=900.0, description="A trial that is not ready by then has failed.")
 
@@ -285,7 +316,7 @@ class Analysis(Model):
     """The canary against the stable servers over the same minutes."""
 
     interval: Duration = Field(default=30.0, description="Time between two looks.")
-    min_duration: Duration = Field(default=300.0, description="No pass before the canary was watched this long; errors may fail it at once.")
+    min_duration: Duration = Field(default=300.0, description="No pass before then; errors may fail it at once.")
     max_duration: Duration = Field(default=1800.0, description="A verdict still open by then goes back.")
     min_requests: int = Field(default=50, ge=1, description="Requests on each side before any verdict.")
     tolerance: Percentage = Field(default=0.1, description="A latency may be worse by this share.")
@@ -351,6 +382,8 @@ class TuningSpec(Model):
             )
         if self.target.urls and not self.spare.command:
             raise ValueError("target.urls needs spare.command: there is no command of production's to take")
+        if self.target.deployment is not None and (self.spare.command or self.spare.environment):
+            raise ValueError("the spare runs the target's own pod template: leave spare.command and environment out")
         if self.spare.command and not any("{port}" in word for word in self.spare.command):
             raise ValueError("spare.command must contain {port}, as in: --port {port}")
         if self.slo.error_rate >= 1:

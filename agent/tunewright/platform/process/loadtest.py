@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from pydantic import ValidationError
 
@@ -79,6 +79,11 @@ class ProcessLoadTest:
             return
         except OSError as error:
             raise PortError(f"can't remove {folder.path}: {error}; correct its rights") from error
+
+    def cancel_all(self) -> None:
+        """`cancel` for every run that is left."""
+        for folder in sorted(self._directory.glob("*/")):
+            self.cancel(unquote(folder.name))
 
     def _over(self, folder: "_Folder") -> str | None:
         """Why the run is ended from outside; None while it may go on."""

@@ -1,0 +1,87 @@
+"""`serve`: the controller in a cluster."""
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from tunewright.cli.common import fail, told
+from tunewright.clock import SystemClock
+from tunewright.exits import Exit
+
+DEFAULT_LISTEN = "0.0.0.0:8080"
+
+
+def serve(
+    namespace: Annotated[
+        str, typer.Option(envvar="POD_NAMESPACE", help="Namespace whose Tunings are served; its own, in a cluster.")
+    ],
+    image: Annotated[
+        str, typer.Option(envvar="TUNEWRIGHT_IMAGE", help="Image of the load-test pods: this controller's own.")
+    ],
+    listen: Annotated[str, typer.Option(help="Where the REST API, probes and /metrics answer.")] = DEFAULT_LISTEN,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A further name that a Host header may carry, as that of an Ingress. May be repeated."),
+    ] = None,
+    image_pull_policy: Annotated[str, typer.Option(help="For the load-test pods.")] = "IfNotPresent",
+) -> None:
+    """Run the controller of one namespace: the loop, the REST API and /metrics, behind a lease.
+
+    It finds the cluster by its ServiceAccount, or by KUBECONFIG.
+    """
+    from tunewright.api.app import create_app
+    from tunewright.api.kubernetes_auth import AccessReviewer, TokenReviewer
+    from tunewright.api.server import ApiServer
+    from tunewright.cli.tune import stop_on_signals
+    from tunewright.cluster import Cluster, ClusterSettings
+    from tunewright.telemetry.report import render_report
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        fail(f"--listen {listen}: an address with a port is wanted, as {DEFAULT_LISTEN}", Exit.USAGE)
+    stop = stop_on_signals()
+    with told():
+        cluster = Cluster(ClusterSettings(namespace, image, image_pull_policy=image_pull_policy), SystemClock())
+
+        def report(name: str) -> str | None:
+            record = cluster.api_store.load(name)
+            if record is None:
+                return None
+            return render_report(record, cluster.api_store.trials(name), decisions=cluster.api_store.decisions(name))
+
+        app = create_app(
+            cluster.api_store,
+            cluster.clock,
+            authenticator=TokenReviewer(cluster.reviews),
+            authorizer=AccessReviewer(cluster.reviews, namespace),
+            allowed_hosts=_hosts(namespace, allowed_host or []),
+            ready=cluster.unready,
+            metrics=cluster.metrics.exposition,
+            public_metrics=True,
+            report=report,
+        )
+        with ApiServer(app, host=host, port=int(port)) as server:
+            logging.getLogger("tunewright").info(
+                "serving %s at %s as %s", namespace, server.url, cluster.election.identity
+            )
+            kept = cluster.run(stop)
+    if not kept:
+        fail("another controller holds the lease now: this one ends", Exit.WENT_WRONG)
+
+
+def _hosts(namespace: str, more: list[str]) -> set[str]:
+    """The Service's names, the pod's own address (probes and Prometheus use it), and a port-forward's."""
+    service = os.environ.get("TUNEWRIGHT_SERVICE", "tunewright")
+    names = {
+        service,
+        f"{service}.{namespace}",
+        f"{service}.{namespace}.svc",
+        f"{service}.{namespace}.svc.cluster.local",
+    }
+    pod = os.environ.get("POD_IP", "")
+    address = {f"[{pod}]" if ":" in pod else pod} if pod else set()
+    return {*names, *address, "localhost", "127.0.0.1", *more}
