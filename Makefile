@@ -25,6 +25,9 @@ test-vllm: $(STAMP) ## A whole tuning and every known failure on real vLLM on tw
 	TUNEWRIGHT_VLLM=$(or $(TUNEWRIGHT_VLLM),$(VLLM_CACHE)/venv/bin/vllm) \
 	  TUNEWRIGHT_VLLM_MODEL=$(or $(TUNEWRIGHT_VLLM_MODEL),$(VLLM_CACHE)/model) $(BIN)/pytest -q -m vllm tests/vllm
 
+test-cluster: $(STAMP) ## Against a real Kubernetes: by KUBECONFIG, or one started here where ../shared/cluster is
+	@tests/with-cluster $(BIN)/pytest -q -m cluster tests/cluster
+
 lint: $(STAMP) ## ruff, mypy --strict, import layers, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -33,11 +36,12 @@ lint: $(STAMP) ## ruff, mypy --strict, import layers, generated files
 	$(BIN)/python -m tunewright.telemetry.docs --check
 	$(BIN)/python -m tunewright.api.schema --check
 	$(BIN)/python -m tunewright.kube.crds --check
-	$(BIN)/python -m tunewright.knobs.docs --check
 
 generate: $(STAMP) ## Write the generated docs and the JSON schema again
 	$(BIN)/python -m tunewright.telemetry.docs
 	$(BIN)/python -m tunewright.api.schema
+	$(BIN)/python -m tunewright.kube.crds
+	$(BIN)/python -m tunewright.knobs.docs > docs/knobs.md
 
 lock: $(STAMP) ## Resolve the dependencies again
 	$(BIN)/pip install -q uv
@@ -53,7 +57,7 @@ $(STAMP): requirements-dev.lock pyproject.toml
 	@echo "Setting up $(VENV) with the locked dependencies ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
-	@$(PYTHON) -m venv --clear $(VENV) || { echo "python3-venv is needed: apt-get install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "python3-venv is needed: apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/pip install -q --require-hashes -r requirements-dev.lock
 	@$(BIN)/pip install -q --no-deps -e .
 	@touch $(STAMP)

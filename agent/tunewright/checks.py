@@ -1,22 +1,29 @@
 """`tunewright check`: everything that can be known before a tuning starts, without touching anything."""
 
+import os
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from tunewright.domain.tuning import Tuning
 from tunewright.local import model_facts
 from tunewright.observe.prometheus import PrometheusSource
+from tunewright.platform.process import children, gpu, sockets
 from tunewright.platform.process.adopted import AdoptedTarget
 from tunewright.platform.process.command import Command
+from tunewright.platform.process.separate import shared_gpus, spare_environment
 from tunewright.platform.process.spare import ProcessSpare
 from tunewright.ports import Clock, PortError, Refused
 from tunewright.propose.space import build_space, check_search
 
 VERSION_TIMEOUT = 120.0
 """Seconds: the first import of vLLM from a cold disk takes long."""
+
+MOSTLY_FREE = 0.1
+"""Share of the spare GPU's memory that others may hold before a tuning starts."""
 
 
 class Finding(NamedTuple):
@@ -30,15 +37,15 @@ class Finding(NamedTuple):
 def run_checks(tuning: Tuning, state: Path, clock: Clock) -> list[Finding]:
     """All checks in the order in which a tuning would meet them."""
     spec = tuning.spec
-    checks: list[tuple[str, Callable[[], str]]] = [("search", lambda: _search(tuning))]
+    checks: list[tuple[str, Callable[[], str]]] = [("search", partial(_search, tuning))]
     for name, words in _commands(tuning):
         environment = {**spec.target.environment, **(spec.spare.environment if name == "spare" else {})}
-        checks.append((f"{name} command", lambda w=words, e=environment: _command(w, e)))  # type: ignore[misc]
-        checks.append((f"{name} binary", lambda w=words: _version(w)))  # type: ignore[misc]
-    if spec.target.urls:
-        checks.append(("production", lambda: AdoptedTarget(spec.target, spec.spare, clock).observe().detail))
-    checks.append(("spare", lambda: _spare(tuning, state, clock)))
-    checks.append(("metrics", lambda: _metrics(tuning)))
+        checks.append((f"{name} command", partial(_command, words, environment)))
+        checks.append((f"{name} binary", partial(_version, words, environment)))
+    checks.append(("production", partial(_production, tuning, state, clock)))
+    checks.append(("spare", partial(_spare, tuning, state, clock)))
+    checks.append(("GPUs", partial(_gpus, tuning)))
+    checks.append(("metrics", partial(_metrics, tuning)))
     return [_found(what, act) for what, act in checks]
 
 
@@ -76,12 +83,13 @@ def _command(words: tuple[str, ...], environment: dict[str, str]) -> str:
     return f"knobs it sets: {knobs}"
 
 
-def _version(words: tuple[str, ...]) -> str:
+def _version(words: tuple[str, ...], environment: dict[str, str]) -> str:
     """Ask the binary itself: what stands before `serve` is the program."""
     program = words[: words.index("serve")] if "serve" in words else words[:1]
     asked = [*program, "--version"]
+    env = {**os.environ, **environment}
     try:
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=VERSION_TIMEOUT, check=False)
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=VERSION_TIMEOUT, check=False, env=env)
     except FileNotFoundError:
         raise Refused(f"there is no program {program[0]} on the PATH") from None
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -92,12 +100,48 @@ def _version(words: tuple[str, ...]) -> str:
     return lines[-1]
 
 
+def _production(tuning: Tuning, state: Path, clock: Clock) -> str:
+    """Servers of others must answer; for our own the address that clients use must be free, or ours already."""
+    target = tuning.spec.target
+    if target.urls:
+        status = AdoptedTarget(target, tuning.spec.spare, clock).observe()
+        if not status.settled:
+            raise PortError(status.detail)
+        return status.detail
+    folder = state / tuning.metadata.name / "production"
+    port = int(target.listen.rpartition(":")[2])
+    if sockets.listening_sockets(port) and not children.find_marked(folder / "proxy"):
+        raise Refused(
+            f"{target.listen} is taken by another program: end it (your present vLLM, maybe), or change target.listen"
+        )
+    if children.find_marked(folder):
+        return f"runs already, behind {target.listen}"
+    return f"{target.replicas} to be started, behind {target.listen}, which is free"
+
+
 def _spare(tuning: Tuning, state: Path, clock: Clock) -> str:
     folder = state / tuning.metadata.name / "spare"
+    if not folder.exists():
+        return "nothing was ever started on it"
     held = ProcessSpare(folder, tuning.spec.target, tuning.spec.spare, clock).occupied()
     if held:
-        raise Refused(f"it is not free: {held}")
+        raise Refused(f"it is not free: {held}. A running `tunewright tune` holds it, or `tunewright stop` ends it")
     return "nothing of an earlier trial is on it"
+
+
+def _gpus(tuning: Tuning) -> str:
+    """Production and spare must not share a GPU, and the spare's must have room."""
+    target, spare = tuning.spec.target, tuning.spec.spare
+    shared = shared_gpus(target, spare)
+    if shared:
+        raise Refused(shared)
+    memory = gpu.memory({**os.environ, **spare_environment(target, spare)})
+    if memory is None:
+        return "not known: no nvidia-smi, or the spare has no CUDA_VISIBLE_DEVICES"
+    used = [f"GPU {device.gpu} has {device.used:.0f} of {device.total:.0f} MiB in use" for device in memory]
+    if any(device.used > MOSTLY_FREE * device.total for device in memory):
+        raise Refused(f"the spare is not free: {', '.join(used)}; see `nvidia-smi` for who holds it")
+    return f"the spare's: {', '.join(used)}"
 
 
 def _metrics(tuning: Tuning) -> str:

@@ -21,6 +21,7 @@ from tunewright.observe.prometheus import PrometheusSource
 from tunewright.observe.scrape import ScrapeSource, ScrapeTarget
 from tunewright.platform.process.adopted import AdoptedTarget
 from tunewright.platform.process.loadtest import ProcessLoadTest
+from tunewright.platform.process.separate import shared_gpus
 from tunewright.platform.process.spare import ProcessSpare
 from tunewright.platform.process.target import ProcessTarget
 from tunewright.ports import Clock, LoadPhase, MetricsSource, PortError, Refused, Spare
@@ -30,6 +31,7 @@ from tunewright.store.sqlite import SqliteStore
 from tunewright.telemetry.console import LiveStatus
 from tunewright.telemetry.metrics import Metrics
 from tunewright.telemetry.report import render_report
+from tunewright.telemetry.source import WatchedSource
 
 SWEEP_WITHIN = 60.0
 """Seconds in which servers of the spare must have ended: they get 15 s after SIGTERM, and SIGKILL then."""
@@ -64,11 +66,12 @@ class LocalTuning:
             exits.callback(self.store.close)
             self.target = self._make_target()
             self.metrics = Metrics(self.store, self.clock)
+            self.metrics.instruments.leads(lambda: True)  # as long as it lives it holds the lock
             spec = self.tuning.spec
             self.context = Context(
                 clock=self.clock,
                 store=self.store,
-                metrics=self._metrics_source(exits),
+                metrics=WatchedSource(self._metrics_source(exits), self.metrics.instruments),
                 spare=ProcessSpare(self.folder / "spare", spec.target, spec.spare, self.clock),
                 load=ProcessLoadTest(self.folder / "load", self.clock),
                 target=self.target,
@@ -150,6 +153,8 @@ class LocalTuning:
 
     def _make_target(self) -> ProcessTarget | AdoptedTarget:
         spec = self.tuning.spec
+        if shared := shared_gpus(spec.target, spec.spare):
+            raise Refused(shared)
         if spec.target.urls:
             return AdoptedTarget(spec.target, spec.spare, self.clock)
         return ProcessTarget(

@@ -44,7 +44,14 @@ def quick(proxy_port: int, first_port: int, **spec: Any) -> dict[str, Any]:
         "metrics": {"window": "5s", "interval": "1s", "minRequests": 15},
         "objective": {"maximize": "outputTokensPerSecond"},
         "slo": {"ttftP95": "30s", "errorRate": "1%"},
-        "load": {"mode": "closedLoop", "concurrency": 16, "promptTokens": 64, "outputTokens": 32, "duration": "2s", "maxWarmup": "1s"},
+        "load": {
+            "mode": "closedLoop",
+            "concurrency": 16,
+            "promptTokens": 64,
+            "outputTokens": 32,
+            "duration": "2s",
+            "maxWarmup": "1s",
+        },
         "search": {"include": ["max_num_seqs"]},
         "budget": {"trials": 2, "wallTime": "10m"},
         "confirm": {"finalists": 1, "minRounds": 2, "maxRounds": 4, "minGain": "5%"},
@@ -92,7 +99,9 @@ class Box:
     def tune(self, *more: str) -> "Agent":
         """`tunewright tune`, in the background."""
         self._starts += 1
-        return Agent(["tune", str(self.file), "--state", str(self.state), *more], self.folder / f"tune.{self._starts}.log")
+        return Agent(
+            ["tune", str(self.file), "--state", str(self.state), *more], self.folder / f"tune.{self._starts}.log"
+        )
 
     def command(self, *words: str, code: int | None = 0, state: Path | None = None) -> str:
         """Any other command to its end; what it printed. `code`: the exit code that is wanted, None for any."""

@@ -2,7 +2,7 @@
 
 import typer
 
-from tunewright.cli import decide, read, serve, tune
+from tunewright.cli import decide, read, serve, show, tune
 
 EPILOG = (
     "Exit codes: 0 done, promoted or recommended; 2 the command line or a file is wrong; 3 ended without a change; "
@@ -25,8 +25,8 @@ app.command()(serve.serve)
 app.command()(tune.check)
 app.command()(tune.stop)
 app.command()(read.profile)
-app.command()(read.show)
-app.command()(read.trials)
+app.command()(show.show)
+app.command()(show.trials)
 app.command()(read.report)
 app.command()(read.export)
 app.command()(decide.approve)

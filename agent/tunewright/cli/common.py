@@ -9,8 +9,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from tunewright.clock import SystemClock
+from tunewright.domain.state import TuningRecord
 from tunewright.exits import Exit
-from tunewright.ports import PortError, Refused
+from tunewright.ports import PortError, Refused, Store
+from tunewright.store.sqlite import SqliteStore
 
 
 def default_state() -> Path:
@@ -29,6 +32,7 @@ StateOption = Annotated[
         help="Folder of the records, logs and reports.",
     ),
 ]
+NameArgument = Annotated[str, typer.Argument(help="Name of the tuning: `metadata.name` in its file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -47,3 +51,32 @@ def told() -> Iterator[None]:
         fail(str(refusal), Exit.USAGE)
     except PortError as error:
         fail(str(error), Exit.UNREACHABLE)
+    except OSError as error:
+        fail(f"{error.filename or 'The machine'}: {error.strerror or error}", Exit.UNREACHABLE)
+
+
+@contextmanager
+def opened(state: Path) -> Iterator[Store | None]:
+    """The store of a state folder; None where there is none yet: looking must not make one."""
+    path = state / "store.sqlite"
+    if state.exists() and not state.is_dir():
+        raise Refused(f"{state} is a file, not a folder; name another --state")
+    if not path.exists():
+        yield None
+        return
+    store = SqliteStore(path, SystemClock())
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def opened_at(state: Path, name: str) -> Iterator[tuple[Store, TuningRecord]]:
+    """The store, and the tuning called `name`. Raises `Refused` with the names that there are."""
+    with opened(state) as store:
+        record = store.load(name) if store is not None else None
+        if store is None or record is None:
+            names = ", ".join(store.names()) if store is not None else ""
+            raise Refused(f"there is no tuning {name!r} in {state}; there are: {names or 'none'}")
+        yield store, record

@@ -1,20 +1,17 @@
 """`approve`, `reject`, `suspend`, `resume`, `abort`, `rollback`: what people decide."""
 
-import getpass
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tunewright.cli.common import StateOption, fail, told
+from tunewright.api.auth import own_name
+from tunewright.cli.common import JsonOption, NameArgument, StateOption, fail, opened_at, told
 from tunewright.clock import SystemClock
 from tunewright.controller.decisions import Action, bound, refusal
-from tunewright.domain.state import TuningRecord
 from tunewright.exits import Exit
-from tunewright.ports import Store
-from tunewright.store.sqlite import SqliteStore
 
-NameArgument = Annotated[str, typer.Argument(help="Name of the tuning.")]
 ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Kept with the decision.")]
 CandidateOption = Annotated[
     str | None,
@@ -22,13 +19,10 @@ CandidateOption = Annotated[
 ]
 
 
-def decide(state: Path, name: str, action: Action, reason: str, candidate: str | None = None) -> None:
-    """Keep a decision for the loop to take up; refused when it could have no effect."""
-    with told():
-        clock = SystemClock()
-        store = SqliteStore(state / "store.sqlite", clock)
-        record = found(store, name)
-        decision = bound(record, action, at=clock.now(), by=getpass.getuser(), reason=reason)
+def decide(state: Path, name: str, action: Action, reason: str, as_json: bool, candidate: str | None = None) -> None:
+    """Keep a decision for the loop to take up; ends with `Exit.REFUSED` when it could have no effect."""
+    with told(), opened_at(state, name) as (store, record):
+        decision = bound(record, action, at=SystemClock().now(), by=own_name(), reason=reason)
         if candidate is not None and candidate != decision.candidate:
             changed = f"the candidate is {decision.candidate or 'not known yet'}, not {candidate}"
             fail(f"{name}: {action} refused: {changed}", Exit.REFUSED)
@@ -36,48 +30,88 @@ def decide(state: Path, name: str, action: Action, reason: str, candidate: str |
         if why_not is not None:
             fail(f"{name}: {action} refused: {why_not}", Exit.REFUSED)
         store.decide(name, decision)
-    about = f" of {decision.candidate}" if decision.candidate else ""
-    print(f"{name}: {action}{about} is noted, by {decision.by}; the running `tunewright tune` takes it up.")
-
-
-def found(store: Store, name: str) -> TuningRecord:
-    """The record, or an end that says which names there are."""
-    record = store.load(name)
-    if record is None:
-        names = ", ".join(store.names()) or "none"
-        fail(f"There is no tuning {name!r} here; there are: {names}", Exit.USAGE)
-    return record
+    if as_json:
+        print(json.dumps({"tuning": name, **decision.model_dump(mode="json", by_alias=True)}, indent=2))
+        return
+    about = f" of {decision.candidate}" if action in ("approve", "reject") else ""
+    print(
+        f"{name}: {action}{about} is noted, by {decision.by}. `tunewright tune` takes it up: at once, or when it runs."
+    )
 
 
 def approve(
-    name: NameArgument, state: StateOption, reason: ReasonOption = "", candidate: CandidateOption = None
+    name: NameArgument,
+    state: StateOption,
+    reason: ReasonOption = "",
+    candidate: CandidateOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Let the confirmed candidate go to production, behind a canary."""
-    decide(state, name, "approve", reason, candidate)
+    """Let the confirmed candidate go to production, behind a canary.
+
+    The approval is for the candidate, the spec and the baseline as they are now, and for nothing else.
+
+    Examples:
+
+        tunewright approve workstation
+
+        tunewright approve workstation --candidate 67a30d3f94 --reason "+31%, looked at the report"
+    """
+    decide(state, name, "approve", reason, as_json, candidate)
 
 
 def reject(
-    name: NameArgument, state: StateOption, reason: ReasonOption = "", candidate: CandidateOption = None
+    name: NameArgument,
+    state: StateOption,
+    reason: ReasonOption = "",
+    candidate: CandidateOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Turn the confirmed candidate down; production stays as it is."""
-    decide(state, name, "reject", reason, candidate)
+    """Turn the confirmed candidate down; production stays as it is, and the tuning ends.
+
+    Example:
+
+        tunewright reject workstation --reason "wait for the release"
+    """
+    decide(state, name, "reject", reason, as_json, candidate)
 
 
-def suspend(name: NameArgument, state: StateOption, reason: ReasonOption = "") -> None:
-    """Hold the tuning where it is; the spare is freed, production is left as it is."""
-    decide(state, name, "suspend", reason)
+def suspend(name: NameArgument, state: StateOption, reason: ReasonOption = "", as_json: JsonOption = False) -> None:
+    """Hold the tuning where it is; the spare is freed, production is left as it is.
+
+    Example:
+
+        tunewright suspend workstation --reason "I need the GPU until noon"
+    """
+    decide(state, name, "suspend", reason, as_json)
 
 
-def resume(name: NameArgument, state: StateOption, reason: ReasonOption = "") -> None:
-    """Go on with a suspended tuning."""
-    decide(state, name, "resume", reason)
+def resume(name: NameArgument, state: StateOption, reason: ReasonOption = "", as_json: JsonOption = False) -> None:
+    """Go on with a suspended tuning.
+
+    Example:
+
+        tunewright resume workstation
+    """
+    decide(state, name, "resume", reason, as_json)
 
 
-def abort(name: NameArgument, state: StateOption, reason: ReasonOption = "") -> None:
-    """End the tuning; production goes back to the baseline where it was touched."""
-    decide(state, name, "abort", reason)
+def abort(name: NameArgument, state: StateOption, reason: ReasonOption = "", as_json: JsonOption = False) -> None:
+    """End the tuning; production goes back to the baseline where it was touched.
+
+    Example:
+
+        tunewright abort workstation --reason "wrong model"
+    """
+    decide(state, name, "abort", reason, as_json)
 
 
-def rollback(name: NameArgument, state: StateOption, reason: ReasonOption = "") -> None:
-    """Bring production back to the baseline, also after the promotion."""
-    decide(state, name, "rollback", reason)
+def rollback(name: NameArgument, state: StateOption, reason: ReasonOption = "", as_json: JsonOption = False) -> None:
+    """Bring production back to the baseline: during the rollout, and also after the promotion.
+
+    It is done by `tunewright tune`: where that has ended, start it again, and it goes back first.
+
+    Example:
+
+        tunewright rollback workstation --reason "clients complain"
+    """
+    decide(state, name, "rollback", reason, as_json)

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -22,6 +23,9 @@ def serve(
         str, typer.Option(envvar="TUNEWRIGHT_IMAGE", help="Image of the load-test pods: this controller's own.")
     ],
     listen: Annotated[str, typer.Option(help="Where the REST API, probes and /metrics answer.")] = DEFAULT_LISTEN,
+    metrics_listen: Annotated[
+        str | None, typer.Option(help="A further address for /metrics and /healthz alone, as 0.0.0.0:9090.")
+    ] = None,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(help="A further name that a Host header may carry, as that of an Ingress. May be repeated."),
@@ -38,13 +42,12 @@ def serve(
     from tunewright.cli.tune import stop_on_signals
     from tunewright.cluster import Cluster, ClusterSettings
     from tunewright.telemetry.report import render_report
+    from tunewright.telemetry.server import MetricsServer
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        fail(f"--listen {listen}: an address with a port is wanted, as {DEFAULT_LISTEN}", Exit.USAGE)
+    host, port = _address("--listen", listen)
     stop = stop_on_signals()
-    with told():
+    with told(), ExitStack() as exits:
         cluster = Cluster(ClusterSettings(namespace, image, image_pull_policy=image_pull_policy), SystemClock())
 
         def report(name: str) -> str | None:
@@ -64,13 +67,21 @@ def serve(
             public_metrics=True,
             report=report,
         )
-        with ApiServer(app, host=host, port=int(port)) as server:
-            logging.getLogger("tunewright").info(
-                "serving %s at %s as %s", namespace, server.url, cluster.election.identity
-            )
-            kept = cluster.run(stop)
+        if metrics_listen is not None:
+            metrics_host, metrics_port = _address("--metrics-listen", metrics_listen)
+            exits.enter_context(MetricsServer(cluster.metrics, metrics_host, metrics_port))
+        server = exits.enter_context(ApiServer(app, host=host, port=port))
+        logging.getLogger("tunewright").info("serving %s at %s as %s", namespace, server.url, cluster.election.identity)
+        kept = cluster.run(stop)
     if not kept:
         fail("another controller holds the lease now: this one ends", Exit.WENT_WRONG)
+
+
+def _address(option: str, text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        fail(f"{option} {text}: an address with a port is wanted, as {DEFAULT_LISTEN}", Exit.USAGE)
+    return host, int(port)
 
 
 def _hosts(namespace: str, more: list[str]) -> set[str]:

@@ -27,7 +27,12 @@ def read_file(file: Path) -> Tuning:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(f"{file} can't be read: {error}") from error
-    return read_tuning(text, str(file))
+    tuning = read_tuning(text, str(file))
+    if tuning.spec.target.deployment is not None:
+        raise Refused(
+            f"{file}: spec.target.deployment is for the controller in a cluster; here command or urls is wanted"
+        )
+    return tuning
 
 
 def tune(

@@ -9,7 +9,7 @@ from tunewright.domain.tuning import PromotionMode
 from tunewright.domain.verdict import Outcome, Reading, Verdict
 from tunewright.observe.drift import drift
 from tunewright.observe.learn import PROFILE_METRICS, learn_profile
-from tunewright.ports import Refused, Replica, TargetStatus
+from tunewright.ports import PortError, Refused, Replica, TargetStatus
 from tunewright.rollout.analysis import ANALYSIS_METRICS, hold_to_slo, judge, readings
 from tunewright.rollout.plan import plan_for, ready_canary, ready_on
 
@@ -48,6 +48,7 @@ def canary(record: TuningRecord, context: Context) -> Step:
     now, promotion = context.clock.now(), _promotion(record)
     canary_spec, analysis = record.tuning.spec.promotion.canary, record.tuning.spec.promotion.analysis
     status = context.target.apply(plan_for(record, promotion))
+    record = _noted(record, status)
     if status.failure is not None:
         return _back(record, f"the canary failed: {status.failure.cause}", now)
     server = ready_canary(status)
@@ -83,6 +84,7 @@ def rolling(record: TuningRecord, context: Context) -> Step:
     """Replica by replica; each new one answers before the next goes, and the canary carries traffic meanwhile."""
     now, promotion = context.clock.now(), _promotion(record)
     status = context.target.apply(plan_for(record, promotion))
+    record = _noted(record, status)
     if status.failure is not None:
         return _back(record, f"a replica failed during the roll: {status.failure.cause}", now)
     done = ready_on(status, promotion.candidate.hash)
@@ -106,6 +108,7 @@ def watching(record: TuningRecord, context: Context) -> Step:
     now, promotion = context.clock.now(), _promotion(record)
     spec = record.tuning.spec.promotion
     status = context.target.apply(plan_for(record, promotion))
+    record = _noted(record, status)
     if status.failure is not None:
         return _back(record, f"a replica failed after the roll: {status.failure.cause}", now)
     if promotion.verdict is None or now - promotion.verdict.at >= spec.analysis.interval or _watched(record, now):
@@ -133,6 +136,7 @@ def rolling_back(record: TuningRecord, context: Context) -> Step:
     """Back to the baseline, replica by replica. Never given up: production comes first."""
     now, promotion = context.clock.now(), _promotion(record)
     status = context.target.apply(plan_for(record, promotion))
+    record = _noted(record, status)
     done = ready_on(status, promotion.baseline.hash)
     if not status.settled or done < promotion.replicas:
         sentence = f"Going back ({promotion.back_reason}): {done} of {promotion.replicas} replicas ({status.detail})."
@@ -141,32 +145,40 @@ def rolling_back(record: TuningRecord, context: Context) -> Step:
     return Step(enter(record, Phase.ROLLED_BACK, sentence, now), 0.0)
 
 
-def keep(record: TuningRecord, context: Context) -> None:
-    """Suspended half-way: production is kept as the last step left it."""
-    context.target.apply(plan_for(record, _promotion(record)))
+def keep(record: TuningRecord, context: Context) -> TuningRecord:
+    """Suspended half-way, or ended: production is kept as the last step left it."""
+    return _noted(record, context.target.apply(plan_for(record, _promotion(record))))
 
 
 def ended(record: TuningRecord, context: Context) -> Step:
     """An ended tuning: production is kept healthy, and `retune: onDrift` looks whether the traffic changed."""
     now, spec = context.clock.now(), record.tuning.spec
     if record.promotion is not None and record.phase in (Phase.PROMOTED, Phase.ROLLED_BACK):
-        keep(record, context)
-    if spec.retune.mode != "onDrift" or record.profile is None:
-        return Step(record, None)
-    if now - record.phase_since < spec.metrics.window:
-        return Step(record, spec.metrics.window)
-    window = context.metrics.fetch(PROFILE_METRICS, now - spec.metrics.window, now)
+        record = keep(record, context)
+    # Without `onDrift` the drift is told all the same, but nobody needs to be woken for it.
+    again = spec.metrics.window if spec.retune.mode == "onDrift" else None
+    last = max(record.phase_since, record.drift_at or 0.0)
+    if record.profile is None or now - last < spec.metrics.window:
+        return Step(record, again if record.profile is not None else None)
+    record = update(record, drift_at=now)
     try:
+        window = context.metrics.fetch(PROFILE_METRICS, now - spec.metrics.window, now)
         profile = learn_profile(
             window, via=record.profile.via, source=record.profile.source, min_requests=spec.metrics.min_requests
         )
-    except Refused:
-        return Step(record, spec.metrics.window)
+    except (PortError, Refused):
+        return Step(record, again)  # too little to tell; that the source fails is counted where it is asked
     found = drift(record.profile, profile)
-    if found.value <= spec.retune.drift:
-        return Step(record, spec.metrics.window)
+    record = update(record, drift=found.value)
+    if again is None or found.value <= spec.retune.drift:
+        return Step(record, again)
     sentence = f"The traffic changed ({found.reason}): starting anew."
     return Step(start_anew(record, sentence, now), 0.0)
+
+
+def _noted(record: TuningRecord, status: TargetStatus) -> TuningRecord:
+    """The record with what production's status says of others who change it."""
+    return update(record, foreign=status.foreign or "")
 
 
 def _promotion(record: TuningRecord) -> PromotionState:

@@ -105,7 +105,7 @@ def _hold(record: TuningRecord, context: Context) -> Step:
     """Suspended: the spare is freed; production is kept as it is, half rolled if it was."""
     if record.phase in TOUCHES_PRODUCTION:
         try:
-            promoting.keep(record, context)
+            record = promoting.keep(record, context)
         except PortError as error:
             return Step(say(record, f"Suspended, and production could not be looked at: {error}"), 5.0)
         return Step(record, 2.0)

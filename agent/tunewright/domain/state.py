@@ -212,6 +212,9 @@ class TuningRecord(Model):
     decisions: tuple[Decision, ...] = ()
     history: tuple[PhaseChange, ...] = ()
     errors: int = Field(default=0, ge=0, description="Failures in a row of the current step.")
+    foreign: str = Field(default="", description="Who else changes or owns what was set in production; empty: nobody.")
+    drift: float | None = Field(default=None, description="Drift of the traffic since it was learned, at the last look.")
+    drift_at: float | None = Field(default=None, description="When the traffic was last compared, or could not be.")
 
     @property
     def name(self) -> str:

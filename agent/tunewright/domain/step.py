@@ -57,6 +57,8 @@ def start_anew(record: TuningRecord, sentence: str, now: float) -> TuningRecord:
         "winner": None,
         "promotion": None,
         "approval_since": None,
+        "drift": None,
+        "drift_at": None,
     }
     if record.phase is Phase.PENDING:
         return update(record, **forgotten, sentence=sentence)

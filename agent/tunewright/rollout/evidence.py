@@ -24,6 +24,7 @@ _BUCKET = re.compile(r'(canary|stable): increase\((\S+)_bucket\{le="(\S+)"\}\)')
 _MEAN = re.compile(r"(canary|stable): increase\((\S+)_sum\) / increase\(\S+_count\)")
 _FINISHED = f'increase({names.FINISHED}{{finished_reason!="abort"}})'
 _ERRORS = f'increase({names.FINISHED}{{finished_reason="error"}})'
+_ABORTED = f'increase({names.FINISHED}{{finished_reason="abort"}})'
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Evidence:
 
     finished: float | None
     errors: float | None
+    aborted: float | None
     latencies: Mapping[str, Latency]
     problems: Sequence[str]
 
@@ -66,7 +68,8 @@ def readings(canary: SeriesWindow, stable: Sequence[SeriesWindow]) -> tuple[Read
     for side, cleaned in sides.items():
         finished = _finished(cleaned)
         errors = cleaned.increase(names.FINISHED, finished_reason="error") if cleaned else None
-        for query, value in ((_FINISHED, finished), (_ERRORS, errors)):
+        aborted = cleaned.increase(names.FINISHED, finished_reason="abort") if cleaned else None
+        for query, value in ((_FINISHED, finished), (_ERRORS, errors), (_ABORTED, aborted)):
             found.append(_reading(f"{side}: {query}", value, finished or 0.0, canary.start, canary.end))
     edges = _block_edges(canary.start, canary.end, [c for c in sides.values() if c is not None])
     for name in LATENCY_METRICS:
@@ -98,6 +101,7 @@ def evidence(stored: Sequence[Reading]) -> dict[str, Evidence]:
         side: Evidence(
             finished=values.get(f"{side}: {_FINISHED}"),
             errors=values.get(f"{side}: {_ERRORS}"),
+            aborted=values.get(f"{side}: {_ABORTED}"),
             latencies={
                 name: Latency(_from_cumulative(cumulative[side, name]), blocks[side, name])
                 for name in LATENCY_METRICS
@@ -173,8 +177,13 @@ def _block_edges(start: float, end: float, sides: Sequence[Cleaned]) -> list[flo
     times = {at for side in sides for server in side.servers for at in server.growth(names.FINISHED)}
     gaps = [right - left for left, right in pairwise(sorted(times)) if right - left > 0]
     steps = int((end - start) / statistics.median(gaps)) if gaps else 1
-    count = max(1, min(MAX_BLOCKS, max(steps // 2, min(steps, MAX_BLOCKS // 2))))
+    count = blocks_of(steps)
     return [start + (end - start) * i / count for i in range(count + 1)]
+
+
+def blocks_of(steps: int) -> int:
+    """How many blocks of time a window of so many scrapes is cut into: of two scrapes each where there are enough."""
+    return max(1, min(MAX_BLOCKS, max(steps // 2, min(steps, MAX_BLOCKS // 2))))
 
 
 def _block_readings(side: str, name: str, cleaned: Cleaned, edges: Sequence[float]) -> list[Reading]:

@@ -7,10 +7,12 @@ never from the number of requests; both sides are compared block by block, since
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Protocol
 
-from scipy.special import betaincinv, stdtrit
+from scipy.optimize import brentq
+from scipy.special import betainc, betaincinv, ndtr, stdtrit
 
 from tunewright.domain.profile import Histogram
 
@@ -128,9 +130,36 @@ def clustering(blocks: Sequence[Block], histogram: Histogram) -> float:
     return max(1.0, by_blocks / independent) if independent > 0 else 1.0
 
 
+@lru_cache(maxsize=256)
+def level_of_a_look(whole: float, first: float, last: float) -> float:
+    """The level of each look, so that all looks between the times `first` and `last` together err by `whole`.
+
+    Siegmund's tail of a repeated significance test (Sequential Analysis, 1985, section 4.3), one-sided: it counts
+    looks at every moment, so fewer looks err less.
+    """
+    spread = math.log(max(1.0, last / first))
+
+    def excess(bound: float) -> float:
+        density = math.exp(-bound * bound / 2) / math.sqrt(2 * math.pi)
+        return density * ((bound - 1 / bound) * spread / 2 + 2 / bound) - whole
+
+    return float(ndtr(-brentq(excess, 1.0, 12.0)))
+
+
 def share_lower(hits: float, of: float, level: float) -> float:
     """Clopper and Pearson's lower bound of a share: it is below with probability `level` at most."""
     return float(betaincinv(hits, of - hits + 1, level)) if hits > 0 else 0.0
+
+
+def share_upper(hits: float, of: float, level: float) -> float:
+    """Clopper and Pearson's upper bound of a share: it is above with probability `level` at most."""
+    return float(betaincinv(hits + 1, of - hits, 1 - level)) if hits < of else 1.0
+
+
+def chance_of_more(hits: float, of: float, other_hits: float, other_of: float) -> float:
+    """How likely so many of all hits fall on the first of two sides whose true shares are the same (Fisher's exact
+    test without its correction for a finite population)."""
+    return float(betainc(hits, other_hits + 1, of / (of + other_of))) if hits > 0 else 1.0
 
 
 def first_bucket_holds(q: float, histogram: Histogram) -> bool:

@@ -15,7 +15,7 @@ which no balance describes well; those configurations are run through the steppe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -43,10 +43,18 @@ class Capacity:
     failures: list[str | None]
 
 
-def capacity(profile: Profile, configs: Sequence[Mapping[str, Any] | EngineConfig], workload: Workload) -> Capacity:
+def capacity(
+    profile: Profile,
+    configs: Sequence[Mapping[str, Any] | EngineConfig],
+    workload: Workload,
+    *,
+    stepper: bool = True,
+) -> Capacity:
     """Capacity, mean TTFT and mean TPOT of each configuration under the workload's closed loop.
 
     A configuration is vLLM's flags as a mapping (`{"max-num-seqs": 64}`; dashes or underscores) or resolved.
+    With `stepper` off, what KV memory limits is balanced too, as if only so many requests were let in as memory holds:
+    quick enough for whole grids, and too kind where requests would be preempted.
     """
     resolved: list[tuple[int, EngineConfig, Memory]] = []
     failures: list[str | None] = [None] * len(configs)
@@ -56,12 +64,15 @@ def capacity(profile: Profile, configs: Sequence[Mapping[str, Any] | EngineConfi
             memory = plan(profile, config)
             if runs_out_under_load(profile, config):
                 raise StartFailure("torch.OutOfMemoryError: CUDA out of memory (under load, after a healthy start)")
+            if not stepper:
+                config = _within_memory(config, memory, workload)
             resolved.append((index, config, memory))
         except StartFailure as failure:
             failures[index] = failure.message
     out = np.full((4, len(configs)), np.nan)
-    limited = [entry for entry in resolved if _memory_limits(entry[1], entry[2], workload)]
-    free = [entry for entry in resolved if entry not in limited]
+    limited = [entry for entry in resolved if stepper and _memory_limits(entry[1], entry[2], workload)]
+    through_stepper = {index for index, _, _ in limited}
+    free = [entry for entry in resolved if entry[0] not in through_stepper]
     if free:
         out[:, [i for i, _, _ in free]] = _balance(profile, free, workload)
     for index, config, _ in limited:
@@ -81,6 +92,13 @@ def _memory_limits(config: EngineConfig, memory: Memory, workload: Workload) -> 
     output = workload.output_tokens * (1 + workload.output_cv**2) / 2
     spread = 2.5 * np.sqrt(running) * workload.output_tokens * 0.6 / memory.block_size
     return bool(running * _held_blocks(memory, workload, output) + spread > memory.num_blocks)
+
+
+def _within_memory(config: EngineConfig, memory: Memory, workload: Workload) -> EngineConfig:
+    """`config` with no more requests at a time than its KV memory holds on average."""
+    output = workload.output_tokens * (1 + workload.output_cv**2) / 2
+    holds = max(1, int(memory.num_blocks / _held_blocks(memory, workload, output)))
+    return replace(config, max_num_seqs=min(config.max_num_seqs, holds))
 
 
 def _stepped(profile: Profile, config: EngineConfig, workload: Workload) -> tuple[float, float, float, float]:

@@ -117,6 +117,15 @@ def spare_time_of_all(trials: Sequence[TrialRecord]) -> SpareTime:
     return sum((spare_time(trial) for trial in trials), SpareTime())
 
 
+def idle_seconds(trials: Sequence[TrialRecord]) -> float:
+    """Seconds between the first and the last finished trial in which none held the spare."""
+    done = [trial for trial in trials if trial.phase is TrialPhase.DONE and trial.created_at and trial.finished_at]
+    if not done:
+        return 0.0
+    span = max(trial.finished_at or 0.0 for trial in done) - min(trial.created_at for trial in done)
+    return max(0.0, span - sum(max(0.0, trial.gpu_seconds) for trial in done))
+
+
 def gpus(trial: TrialRecord) -> int:
     """GPUs of one server of this trial, as far as its configuration tells: the product of its parallel sizes."""
     count = 1

@@ -1,0 +1,133 @@
+"""`show` and `trials`: where a tuning is, and what it measured."""
+
+import json
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tunewright.cli.common import JsonOption, NameArgument, StateOption, opened, opened_at, told
+from tunewright.domain.objective import objective_unit
+from tunewright.domain.phases import TERMINAL
+from tunewright.domain.state import TrialRecord, TuningRecord
+from tunewright.exits import OF_PHASE
+from tunewright.ports import Refused
+
+EVERY = 1.0
+"""Seconds between two looks of `show --watch`."""
+
+
+def show(
+    state: StateOption,
+    name: Annotated[str | None, typer.Argument(help="Name of the tuning; all when left out.")] = None,
+    as_json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Tell each change until the tuning has ended; exits as `tune` does.")
+    ] = False,
+) -> None:
+    """Show where tunings are, and why.
+
+    Examples:
+
+        tunewright show
+
+        tunewright show workstation --watch
+
+        tunewright show workstation --json | jq -r .phase
+    """
+    with told():
+        if watch:
+            if name is None or as_json:
+                raise Refused("--watch takes the name of one tuning, and no --json")
+            raise typer.Exit(_watch(state, name))
+        with opened(state) as store:
+            if name is None:
+                names = store.names() if store is not None else []
+                records = [r for n in names if store is not None and (r := store.load(n)) is not None]
+        if name is not None:
+            with opened_at(state, name) as (_, record):
+                records = [record]
+    if as_json:
+        rows = [r.model_dump(mode="json", by_alias=True) for r in records]
+        print(json.dumps(rows[0] if name else rows, indent=2))
+        return
+    if not records:
+        print(f"No tunings in {state}. Start one with: tunewright tune FILE")
+    for record in records:
+        print("\n".join(_lines(record)))
+
+
+def _watch(state: StateOption, name: str) -> int:
+    """Until it has ended, or Ctrl-C: a person watches, so there is no other bound."""
+    before: list[str] = []
+    with opened_at(state, name) as (store, record):
+        while True:
+            lines = _lines(record)
+            if lines != before:
+                print("\n".join(lines), flush=True)
+                before = lines
+            if record.phase in TERMINAL:
+                return int(OF_PHASE[record.phase])
+            time.sleep(EVERY)
+            found = store.load(name)
+            if found is None:
+                raise Refused(f"the tuning {name!r} was deleted meanwhile")
+            record = found
+
+
+def _lines(record: TuningRecord) -> list[str]:
+    held = " (suspended)" if record.suspended_since is not None else ""
+    lines = [f"{record.name}: {record.phase}{held}", f"  {record.sentence}"]
+    if record.profile is not None:
+        lines.append(f"  traffic: {record.profile.summary()} ({record.profile.source})")
+    for finalist in record.finalists:
+        gain = finalist.gain.reason if finalist.gain else "not measured yet"
+        lines.append(f"  finalist {finalist.candidate.hash}: {gain}")
+    if record.winner is not None and record.baseline is not None:
+        for knob, (old, new) in record.baseline.differences(record.winner).items():
+            lines.append(f"  {knob}: {_value(old)} -> {_value(new)}")
+    for decision in record.decisions:
+        lines.append(f"  {decision.action} by {decision.by} {decision.reason}".rstrip())
+    return lines
+
+
+def _value(value: object) -> str:
+    return "vLLM's default" if value is None else str(value)
+
+
+def trials(name: NameArgument, state: StateOption, as_json: JsonOption = False) -> None:
+    """List a tuning's trials with what came of them.
+
+    Examples:
+
+        tunewright trials workstation
+
+        tunewright trials workstation --json | jq '.[] | {id, outcome, objective}'
+    """
+    with told(), opened_at(state, name) as (store, record):
+        rows = store.trials(name)
+    if as_json:
+        print(json.dumps([t.model_dump(mode="json", by_alias=True) for t in rows], indent=2))
+        return
+    if not rows:
+        print(f"{name} has no trials yet: it is {record.phase}.")
+        return
+    unit = objective_unit(record.tuning.spec.objective)
+    table = Table("trial", "candidate", "why", "outcome", unit, "TTFT p95", "start", "source")
+    for t in rows:
+        table.add_row(*_cells(t))
+    Console().print(table)
+
+
+def _cells(t: TrialRecord) -> list[str]:
+    outcome = str(t.outcome or t.phase)
+    if t.failure is not None:
+        outcome = f"{outcome}: {t.failure.kind}"
+    value = f"{abs(t.objective):,.4g}" if t.objective is not None else ""
+    ttft = f"{t.measurement.ttft.p95 * 1e3:.0f} ms" if t.measurement else ""
+    start = f"{t.start_seconds:.1f}s" if t.start_seconds is not None else ""
+    source = str(t.measurement.source) if t.measurement else ""
+    knobs = ", ".join(f"{k}={v}" for k, v in t.candidate.values.items()) or "vLLM's defaults"
+    return [t.id, knobs, t.reason, outcome, value, ttft, start, source]

@@ -1,0 +1,226 @@
+"""One metric of a canary at a time: each gate says pass, fail or inconclusive, with the numbers and the reason."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tunewright.domain.measurement import LatencyName
+from tunewright.domain.tuning import Analysis
+from tunewright.domain.verdict import MetricVerdict, Outcome, Reading
+from tunewright.observe import names
+from tunewright.rollout.evidence import Evidence, Latency
+from tunewright.rollout.inference import (
+    Ratio,
+    chance_of_more,
+    clustering,
+    first_bucket_holds,
+    mean_ratio,
+    quantile_ratio,
+    share_lower,
+    share_upper,
+)
+
+LATENCIES: dict[LatencyName, str] = {"ttft": names.TTFT, "tpot": names.TPOT, "e2e": names.E2E}
+"""SLO names to histograms. `itl` is not judged: its histogram counts engine steps, not tokens, under speculation."""
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+WORSE = {"mean": 1.0, "p95": 2.5}
+"""Multiples of the tolerance that are caught. A tail needs far more requests to be known as well as a mean."""
+LEAST_TOLERANCE = 0.02
+"""With a tolerance of 0 nothing that is merely as good could ever be told from worse."""
+SLO_SLACK = 1.1
+"""No pass while a percentile may be beyond its bound by this factor."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the single metrics are judged with. `alpha` and `beta` are the levels of this one look at one metric."""
+
+    canary: Evidence
+    stable: Evidence
+    analysis: Analysis
+    start: float
+    end: float
+    alpha: float
+    beta: float
+    too_few: str
+    too_short: str
+    compared: bool
+
+    @property
+    def too_early(self) -> str:
+        """Why nothing may pass yet; empty when it may."""
+        return self.too_few or self.too_short
+
+    def reading(self, query: str, value: float | None, samples: float) -> Reading:
+        """A number of the whole window."""
+        return Reading(query=query, value=value, samples=samples, start=self.start, end=self.end)
+
+
+def errors(case: Case) -> MetricVerdict:
+    """Errors fail a canary at any time; they pass once the share is bounded, or nothing failed at all.
+
+    Where the stable servers fail as much as is allowed themselves, the canary is only held to be no worse.
+    """
+    allowed = case.analysis.max_error_rate
+    shown = [
+        case.reading(_share_query("error"), _share(side.errors, side.finished), side.finished or 0.0)
+        for side in (case.canary, case.stable)
+    ]
+    hits, of = case.canary.errors, case.canary.finished
+    metric = "error rate"
+    if hits is None or of is None:
+        return _verdict(metric, Outcome.INCONCLUSIVE, f"there is no {names.FINISHED} with finished_reason error", shown)
+    if of <= 0:
+        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early or "no request finished", shown)
+    hits = min(hits, of)
+    said = f"{hits:.0f} of {of:.0f} requests ended in an error"
+    other = shown[1].value
+    as_bad = other is not None and other > allowed
+    if not as_bad and share_lower(hits, of, case.alpha) > allowed:
+        return _verdict(metric, Outcome.FAIL, f"{said}, above {allowed:.2%}", shown)
+    if hits / of > allowed / 2 and _surely_more(case, hits, of, case.stable.errors, case.stable.finished):
+        return _verdict(metric, Outcome.FAIL, f"{said}, surely more than of the stable servers ({other:.2%})", shown)
+    if case.too_early:
+        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
+    if as_bad and other is not None:
+        outcome = Outcome.PASS if hits / of <= other else Outcome.INCONCLUSIVE
+        return _verdict(metric, outcome, f"{said}, and {other:.2%} of the stable servers' too", shown)
+    if hits == 0 or share_upper(hits, of, case.beta) <= allowed:
+        return _verdict(metric, Outcome.PASS, said, shown)
+    return _verdict(metric, Outcome.INCONCLUSIVE, f"{said}: not settled whether below {allowed:.2%}", shown)
+
+
+def aborted(case: Case) -> MetricVerdict | None:
+    """Clients that give up on the canary more than on the others; None where aborts are not counted."""
+    sides = (case.canary, case.stable)
+    if any(side.aborted is None or side.finished is None for side in sides):
+        return None
+    totals = [(side.aborted or 0.0) + (side.finished or 0.0) for side in sides]
+    shown = [
+        case.reading(_share_query("abort"), _share(side.aborted, total), total)
+        for side, total in zip(sides, totals, strict=True)
+    ]
+    hits, (of, other_of) = case.canary.aborted or 0.0, totals
+    said = f"{hits:.0f} of {of:.0f} requests were aborted"
+    beyond = (shown[0].value or 0.0) - (shown[1].value or 0.0)
+    if beyond > case.analysis.max_error_rate and _surely_more(case, hits, of, case.stable.aborted, other_of):
+        reason = f"{said}, surely more than of the stable servers' ({shown[1].value:.2%})"
+        return _verdict("aborted", Outcome.FAIL, reason, shown)
+    if case.too_early:
+        return _verdict("aborted", Outcome.INCONCLUSIVE, case.too_early, shown)
+    return _verdict("aborted", Outcome.PASS, said, shown)
+
+
+def relative(case: Case, latency: LatencyName, what: str) -> MetricVerdict | None:
+    """Canary against stable in one latency; None where the mean alone can tell (or there is nothing to tell).
+
+    Two hypotheses: as good, or worse by the tolerance (times `WORSE`). It fails when it is surely not as good and
+    nearer to worse; it passes when it is surely not worse, and nearer to as good.
+    """
+    metric, name = f"{latency} {what}", LATENCIES[latency]
+    canary, stable = case.canary.latencies.get(name), case.stable.latencies.get(name)
+    if canary is None or stable is None or canary.count <= 0 or stable.count <= 0:
+        side = "canary" if canary is None or canary.count <= 0 else "stable servers"
+        shown = [case.reading(name, None, known.count if known else 0.0) for known in (canary, stable)]
+        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early or f"there is no {name} of the {side}", shown)
+    if what == "mean" and canary.mean == stable.mean == 0:
+        return None  # every answer has one token only: no time between tokens
+    if what != "mean" and all(first_bucket_holds(QUANTILES[what], side.histogram) for side in (canary, stable)):
+        return None
+    shown = [_shown(case, name, what, side) for side in (canary, stable)]
+    if case.too_few:
+        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_few, shown)
+    ratio = _ratio(what, canary, stable)
+    if ratio is None:
+        reason = case.too_early or f"{metric}: too few blocks of time or buckets to compare"
+        return _verdict(metric, Outcome.INCONCLUSIVE, reason, shown)
+    worse = WORSE[what] * max(case.analysis.tolerance, LEAST_TOLERANCE)
+    change = f"{metric} {math.expm1(ratio.estimate):+.1%}"
+    nearer_to_worse = ratio.estimate > math.log1p(worse) / 2
+    if nearer_to_worse and ratio.lower(case.alpha) > 0:
+        reason = f"{change}, surely worse: {worse:.0%} are not let through ({_ms(shown[0])} against {_ms(shown[1])})"
+        return _verdict(metric, Outcome.FAIL, reason, shown)
+    if case.too_early:
+        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
+    highest = ratio.upper(case.beta)
+    if not nearer_to_worse and highest < math.log1p(worse):
+        return _verdict(metric, Outcome.PASS, change, shown)
+    bounded = f"it may be {math.expm1(highest):+.0%}" if highest < math.log(10) else "too few requests to bound it"
+    return _verdict(metric, Outcome.INCONCLUSIVE, f"{change}, not settled: {bounded}", shown)
+
+
+def absolute(case: Case, latency: LatencyName, percentile: str, bound: float) -> MetricVerdict | None:
+    """The canary against one bound of the SLO; None where the bound lies inside the lowest bucket."""
+    metric, name, q = slo_name(latency, percentile), LATENCIES[latency], QUANTILES[percentile]
+    canary, stable = case.canary.latencies.get(name), case.stable.latencies.get(name)
+    shown = [_shown(case, name, percentile, side) for side in (canary, stable)]
+    if canary is None or canary.count <= 0 or case.too_few:
+        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early or f"there is no {name} to judge", shown)
+    histogram = canary.histogram
+    if histogram.edges and bound < histogram.edges[0] and histogram.counts[0] > 0:
+        return None
+    beyond = histogram.overflow + sum(
+        count for low, count in zip((0.0, *histogram.edges[:-1]), histogram.counts, strict=True) if low >= bound
+    )
+    wider = clustering(canary.blocks, histogram)
+    surely = share_lower(beyond / wider, histogram.total / wider, case.alpha) > 1 - q
+    value, stable_value = shown[0].value, shown[1].value
+    against = f"{metric} {_ms(shown[0])} against {bound * 1e3:.4g} ms"
+    stable_missed = stable is not None and stable.count > 0 and (stable_value is None or stable_value > bound)
+    if surely and not stable_missed:
+        return _verdict(metric, Outcome.FAIL, f"{against}: surely missed", shown)
+    if case.too_early:
+        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
+    if value is not None and value <= bound and not surely:
+        highest = histogram.quantile(share_upper(q * histogram.total / wider, histogram.total / wider, case.beta))
+        if highest is not None and highest <= bound * SLO_SLACK:
+            return _verdict(metric, Outcome.PASS, against, shown)
+        return _verdict(metric, Outcome.INCONCLUSIVE, f"{against}: met, but not surely", shown)
+    if stable_missed:
+        return _verdict(metric, Outcome.PASS, f"{against}, which the stable servers miss too ({_ms(shown[1])})", shown)
+    return _verdict(metric, Outcome.INCONCLUSIVE, f"{against}: not met, but not surely missed", shown)
+
+
+def slo_name(latency: str, percentile: str) -> str:
+    """What the verdict on one bound of the SLO is called."""
+    return f"slo {latency} {percentile}"
+
+
+def _surely_more(case: Case, hits: float, of: float, other_hits: float | None, other_of: float | None) -> bool:
+    """Whether the canary's share is surely above the stable servers'."""
+    if not case.compared or other_hits is None or not other_of or of <= 0:
+        return False
+    return chance_of_more(hits, of, other_hits, other_of) < case.alpha
+
+
+def _ratio(what: str, canary: Latency, stable: Latency) -> Ratio | None:
+    means = mean_ratio(canary.blocks, stable.blocks)
+    if what == "mean":
+        return means
+    return quantile_ratio(QUANTILES[what], canary.histogram, stable.histogram, means)
+
+
+def _shown(case: Case, name: str, what: str, side: Latency | None) -> Reading:
+    if what == "mean":
+        value = side.mean if side else None
+        return case.reading(f"increase({name}_sum) / increase({name}_count)", value, side.count if side else 0.0)
+    value = side.histogram.quantile(QUANTILES[what]) if side else None
+    query = f"histogram_quantile({QUANTILES[what]}, increase({name}_bucket))"
+    return case.reading(query, value, side.count if side else 0.0)
+
+
+def _verdict(metric: str, outcome: Outcome, reason: str, shown: Sequence[Reading]) -> MetricVerdict:
+    return MetricVerdict(metric=metric, outcome=outcome, reason=reason, canary=shown[0], stable=shown[1])
+
+
+def _share_query(reason: str) -> str:
+    return f'{names.FINISHED}{{finished_reason="{reason}"}} / {"all" if reason == "abort" else "finished"}'
+
+
+def _share(hits: float | None, of: float | None) -> float | None:
+    return hits / of if hits is not None and of else None
+
+
+def _ms(reading: Reading) -> str:
+    return "beyond the last bucket" if reading.value is None else f"{reading.value * 1e3:.4g} ms"

@@ -1,0 +1,398 @@
+"""The world that searches are compared in: a simulator profile under one load, in virtual time.
+
+Every trial costs what it would cost on a GPU: importing, loading, compiling (less once the caches hold it), capturing
+graphs, warming up and measuring; a start that fails costs what had passed when it did. Values come from
+`simulate.steady.capacity`, with noise between starts and within a run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunewright.domain.candidate import Candidate, KnobValue
+from tunewright.domain.measurement import Estimate, GeneratorHealth, Latency, Measurement, ServerCounters
+from tunewright.domain.objective import judge
+from tunewright.domain.profile import Histogram, Source, TrafficProfile
+from tunewright.domain.state import Failure, TrialOutcome, TrialPurpose, TrialRecord
+from tunewright.domain.tuning import Objective, Search, Slo
+from tunewright.knobs import failures, readback
+from tunewright.knobs.catalogue import CATALOGUE
+from tunewright.knobs.facts import ModelFacts
+from tunewright.knobs.knob import Family
+from tunewright.propose.space import Space, build_space
+from tunewright.simulate.config import CONFIG, EngineConfig, StartFailure, resolve
+from tunewright.simulate.memory import plan, runs_out_under_load
+from tunewright.simulate.profile import Profile, load
+from tunewright.simulate.steady import capacity
+from tunewright.simulate.virtual import Workload
+
+MEASURE_S = 35.0  # the steady window
+WARMUP_S = 20.0  # load before it, once the kernels are compiled
+STOP_S = 8.0  # ending the server and proving that it is gone
+COLD = 2.2  # a compilation that no cache holds yet takes this much longer than the profile's, which has warm caches
+OOM_AFTER_S = 10.0  # of load, until a server that runs out of memory under load dies
+TPOT_P95, TTFT_P95 = 1.15, 2.0  # percentiles over the means, which is all that the steady state knows
+_COMPILED = ("max_num_batched_tokens", "spec_method", "spec_tokens", "mamba_backend", "ssm_dtype", "tensor_parallel",
+             "kv_cache_dtype")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A profile, the traffic on it, what is wanted, and what production runs."""
+
+    profile: str
+    workload: Workload
+    slo: Slo = field(default_factory=Slo)
+    baseline: Mapping[str, KnobValue] = field(default_factory=dict)
+    allow_lossy: bool = False
+
+
+CASES: tuple[Case, ...] = (
+    Case("dense-8b-h200", Workload(1024, 256, 256, shared_prefix_tokens=256, prefix_groups=8),
+         baseline={"max_model_len": 8192, "max_num_seqs": 128, "max_num_batched_tokens": 2048}),
+    Case("hybrid-30b-h200", Workload(512, 512, 256), baseline={"max_model_len": 8192}, allow_lossy=True),
+    Case("moe-30b-h200", Workload(600, 400, 192, shared_prefix_tokens=200, prefix_groups=4),
+         baseline={"max_model_len": 8192, "max_num_seqs": 128}),
+    Case("tight-14b-24gib", Workload(700, 250, 64, shared_prefix_tokens=200, prefix_groups=8),
+         baseline={"max_model_len": 8192, "max_num_seqs": 32}, allow_lossy=True),
+    Case("dense-32b-h100", Workload(1500, 300, 192, shared_prefix_tokens=300, prefix_groups=16),
+         slo=Slo.model_validate({"tpotP95": "45ms"}), baseline={"max_model_len": 8192, "max_num_seqs": 32}),
+)  # fmt: skip
+
+
+def case_for(path: Path) -> Case:
+    """A case for a profile that was never seen: a load that fits it, vLLM's defaults, no SLO."""
+    profile = load(str(path))
+    longest = profile.model.max_position_embeddings
+    prompt, output = min(512, longest // 4), min(256, longest // 8)
+    concurrency = max(8, profile.defaults.max_num_seqs // 4)
+    return Case(str(path), Workload(prompt, output, concurrency), baseline={"max_model_len": min(8192, longest)})
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One candidate without noise. `failure` and the stage it came at: it does not start or dies under load."""
+
+    tokens_per_s: float
+    ttft: float
+    tpot: float
+    running: float
+    failure: str | None
+    stage: str = ""
+
+
+class World:
+    """One case with its coefficients, which `perturb` (a log-sd) and `seed` may have moved."""
+
+    def __init__(self, case: Case, perturb: float = 0.0, seed: int = 0) -> None:
+        self.case = case
+        base = load(case.profile)
+        self.profile = perturbed(base, perturb, seed) if perturb else base
+        self.facts = facts_of(base)
+        self.baseline = Candidate(values=dict(case.baseline))
+        self.search = Search(allow_lossy=case.allow_lossy)
+        self.objective = Objective(maximize="outputTokensPerSecond")
+        self.traffic = traffic(case.workload)
+        self._known: dict[str, Truth] = {}
+        while self.truth(self.baseline).failure and self._lower_baseline():
+            pass
+        # What the first server reports is part of the space, so that all searches have the same one.
+        first = Run(self, random.Random(0)).trial(self.baseline, "")
+        self.space: Space = build_space(self.search, self.facts, self.baseline, [first])
+
+    def _lower_baseline(self) -> bool:
+        seqs = int(self.baseline.values.get("max_num_seqs", self.profile.defaults.max_num_seqs))
+        self.baseline = self.baseline.with_value("max_num_seqs", seqs // 2)
+        return seqs > 2
+
+    def truth(self, candidate: Candidate) -> Truth:
+        """Its noise-free value."""
+        return self.truths([candidate])[0]
+
+    def truths(self, candidates: Sequence[Candidate]) -> list[Truth]:
+        """The same for many at once, which takes little longer than for one."""
+        keys = [self._key(candidate) for candidate in candidates]
+        new = {key: c for key, c in zip(keys, candidates, strict=True) if key not in self._known}
+        if new:
+            for key, truth in zip(new, self._evaluate(list(new.values())), strict=True):
+                self._known[key] = truth
+        return [self._known[key] for key in keys]
+
+    def _key(self, candidate: Candidate) -> str:
+        return json.dumps({k: v for k, v in candidate.values.items() if k in MODELLED}, sort_keys=True)
+
+    def _evaluate(self, candidates: list[Candidate]) -> list[Truth]:
+        found: list[Truth | None] = []
+        resolved: list[EngineConfig] = []
+        for candidate in candidates:
+            try:
+                resolved.append(self.resolve(candidate))
+                found.append(None)
+            except StartFailure as failure:
+                nan = math.nan
+                text = f"{failure.kind}: {failure.message}"
+                found.append(Truth(nan, nan, nan, nan, text, failure.stage))
+        told = capacity(self.profile, resolved, self.case.workload, stepper=False)
+        rows = zip(told.output_tokens_per_s, told.ttft, told.tpot, told.running, told.failures, strict=True)
+        truths = iter([Truth(*map(float, row[:4]), row[4], "load" if row[4] else "") for row in rows])
+        return [truth if truth is not None else next(truths) for truth in found]
+
+    def resolve(self, candidate: Candidate) -> EngineConfig:
+        """As the simulator runs it. Raises StartFailure."""
+        flags, environment = flags_of(candidate)
+        config = resolve(self.profile, flags, environment)
+        memory = plan(self.profile, config)
+        if memory.num_blocks and runs_out_under_load(self.profile, config):
+            return config
+        return config
+
+    def value(self, truth: Truth) -> float:
+        """What the searches are scored by: output tokens/s where it runs and meets the SLO, else 0."""
+        if truth.failure or not judge(self.objective, self.case.slo, self.measurement(truth, 1.0, 0)).feasible:
+            return 0.0
+        return truth.tokens_per_s
+
+    def measurement(self, truth: Truth, factor: float, seed: int) -> Measurement:
+        """A steady window of a server that runs `factor` times as fast as the truth."""
+        workload = self.case.workload
+        rate = truth.tokens_per_s * factor
+        ttft, tpot = truth.ttft / factor, truth.tpot / factor
+        requests = rate / workload.output_tokens
+        e2e = ttft + tpot * workload.output_tokens
+        nothing = GeneratorHealth(asked=workload.concurrency, achieved=workload.concurrency, schedule_lag_p99=0.0,
+                                  cpu_share=0.1, merged_reads=0.0)  # fmt: skip
+        counters = ServerCounters(prompt_tokens=requests * workload.prompt_tokens * MEASURE_S,
+                                  generation_tokens=rate * MEASURE_S, finished_requests=requests * MEASURE_S,
+                                  preemptions=0.0)  # fmt: skip
+        count = max(1, int(requests * MEASURE_S))
+        return Measurement(
+            started_at=0.0, duration=MEASURE_S, source=Source.SIMULATED, vllm_version="0.32.0+simulated", seed=seed,
+            warmup=WARMUP_S, warmup_settled=True, completed=count, failed=0,
+            output_tokens_per_second=Estimate(value=rate, low=rate * 0.98, high=rate * 1.02),
+            input_tokens_per_second=requests * workload.prompt_tokens, requests_per_second=requests,
+            ttft=_latency(ttft, TTFT_P95, count), tpot=_latency(tpot, TPOT_P95, count),
+            itl=_latency(tpot, TPOT_P95, count), e2e=_latency(e2e, TPOT_P95, count), generator=nothing, server=counters,
+        )  # fmt: skip
+
+    def optimum(self) -> tuple[Candidate, float]:
+        """The best of a declared grid (`GRID`) by exhaustion, then polished along and across the axes of the space."""
+        axes = [(axis.name, _coarse(axis.name, axis.values)) for axis in self.space.axes if axis.name in MODELLED]
+        grid = {c.hash: c for values in product(*(vs for _, vs in axes)) for c in [self._at(axes, values)]}
+        tops = self._best(list(grid.values()), 12)
+        for _ in range(6):
+            around = {c.hash: c for top in tops for c in self._around(top)}
+            better = self._best([*tops, *around.values()], 12)
+            if better == tops:
+                break
+            tops = better
+        return tops[0], self.value(self.truth(tops[0]))
+
+    def _at(self, axes: Sequence[tuple[str, Sequence[KnobValue | None]]], values: Iterable[KnobValue | None]) -> Candidate:
+        chosen = {name: value for (name, _), value in zip(axes, values, strict=True) if value is not None}
+        return self.space.tidy({**self.space.fixed, **chosen})
+
+    def _around(self, centre: Candidate) -> list[Candidate]:
+        here = self.space.positions(centre)
+        lengths = {axis.name: len(axis.values) for axis in self.space.axes if axis.name in MODELLED}
+        return [self.space.candidate({**here, name: place}) for name, n in lengths.items() for place in range(n)]
+
+    def _best(self, candidates: list[Candidate], count: int) -> list[Candidate]:
+        values = [self.value(truth) for truth in self.truths(candidates)]
+        order = sorted(range(len(candidates)), key=lambda i: (-values[i], candidates[i].hash))
+        return [candidates[i] for i in order[:count]]
+
+
+GRID: dict[str, tuple[KnobValue, ...]] = {
+    "max_num_seqs": (16, 32, 64, 96, 128, 192, 256),
+    "max_num_batched_tokens": (1024, 2048, 4096, 8192, 32768),
+    "long_prefill_token_threshold": (0, 512, 2048),
+    "gpu_memory_utilization": (0.92, 0.94),
+    "max_cudagraph_capture_size": (256, 512),
+    "num_speculative_tokens": (0, 1, 2, 4),
+    "omp_num_threads": (),
+    "mamba_ssm_cache_dtype": ("float16",),
+}
+"""Values of the exhausted grid, where it is coarser than the axis (each also has the default); the rest are whole."""
+
+MODELLED = frozenset({
+    "max_num_seqs", "max_num_batched_tokens", "async_scheduling", "enable_chunked_prefill",
+    "long_prefill_token_threshold", "gpu_memory_utilization", "kv_cache_dtype", "enable_prefix_caching", "block_size",
+    "max_model_len", "cudagraph_mode", "max_cudagraph_capture_size", "enforce_eager", "tensor_parallel_size",
+    "speculative_method", "num_speculative_tokens", "mamba_backend", "mamba_ssm_cache_dtype",
+    "enable_mamba_cache_stochastic_rounding", "omp_num_threads",
+})  # fmt: skip
+"""Knobs that the simulator models; the searches try the others too, and learn that they do nothing here."""
+
+
+def _coarse(name: str, values: Sequence[KnobValue | None]) -> list[KnobValue | None]:
+    if name not in GRID:
+        return list(values)
+    return [value for value in values if value is None or value in GRID[name]] or list(values)
+
+
+class Run:
+    """One search in one world: its clock, its caches and its noise."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self.world, self._rng = world, rng
+        self.seconds = 0.0
+        self.trials: list[TrialRecord] = []
+        self._compiled: set[tuple[Any, ...]] = set()
+
+    def trial(self, candidate: Candidate, reason: str) -> TrialRecord:
+        """Run a trial, and charge for it."""
+        truth = self.world.truth(candidate)
+        began, number = self.seconds, len(self.trials)
+        start = self._start_seconds(candidate, truth)
+        failure = _failure(truth) if truth.failure else None
+        busy = start + STOP_S
+        if not truth.failure:
+            busy += WARMUP_S + MEASURE_S
+        elif truth.stage == "load":
+            busy += OOM_AFTER_S
+        self.seconds += busy
+        measured = None
+        if failure is None:
+            noise = self.world.profile.noise
+            within = noise.within * math.sqrt(min(1.0, 2 * noise.drift_s / MEASURE_S))
+            factor = math.exp(self._rng.gauss(0, noise.between) + self._rng.gauss(0, within))
+            measured = self.world.measurement(truth, factor, number)
+        record = self._record(candidate, reason, number, began, start, failure, measured)
+        self.trials.append(record)
+        return record
+
+    def _record(
+        self, candidate: Candidate, reason: str, number: int, began: float, start: float, failure: Failure | None,
+        measured: Measurement | None,
+    ) -> TrialRecord:  # fmt: skip
+        world = self.world
+        told = judge(world.objective, world.case.slo, measured) if measured is not None else None
+        complete = told is not None and told.feasible
+        log, effective = world_log(world, candidate) if failure is None else ("", {})
+        return TrialRecord(
+            id=f"{number:03d}-{candidate.hash}", number=number, candidate=candidate, reason=reason,
+            purpose=TrialPurpose.SEARCH if number else TrialPurpose.BASELINE,
+            created_at=1.0 + began, finished_at=1.0 + self.seconds, start_seconds=start if failure is None else None,
+            outcome=TrialOutcome.COMPLETE if complete else TrialOutcome.INFEASIBLE,
+            measurement=measured, failure=failure, objective=told.value if told else None,
+            slo_margin=told.margin if told else None, effective=effective,
+        )  # fmt: skip
+
+    def _start_seconds(self, candidate: Candidate, truth: Truth) -> float:
+        start = self.world.profile.start
+        slower = math.exp(self._rng.gauss(0, 0.05))
+        if truth.failure and truth.stage == CONFIG:
+            return start.import_s * slower
+        flags, environment = flags_of(candidate)
+        config = resolve(self.world.profile, flags, environment)
+        compiled = tuple(getattr(config, name) for name in _COMPILED)
+        compiling = 0.0
+        if not config.enforce_eager:
+            compiling = start.compile_s * (1.0 if compiled in self._compiled else COLD)
+            self._compiled.add(compiled)
+        if truth.failure and truth.stage != "load":  # memory is only known once the model was compiled and profiled
+            return (start.import_s + start.load_s + compiling) * slower
+        capturing = start.capture_s * config.capture_size / max(1, self.world.profile.defaults.max_cudagraph_capture_size)
+        return (start.import_s + start.load_s + compiling + capturing) * slower
+
+
+def _failure(truth: Truth) -> Failure:
+    return failures.explain(1, "", f"Traceback (most recent call last):\n{truth.failure}", under_load=truth.stage == "load")
+
+
+def world_log(world: World, candidate: Candidate) -> tuple[str, dict[str, KnobValue]]:
+    """What a good start logs of its memory, and the defaults that the server reports."""
+    flags, environment = flags_of(candidate)
+    config = resolve(world.profile, flags, environment)
+    memory = plan(world.profile, config)
+    length = config.max_model_len
+    log = (
+        f"Available KV cache memory: {memory.available_gib:.2f} GiB\n"
+        f"GPU KV cache size: {memory.size_tokens(length):,} tokens, "
+        f"Maximum concurrency for {length:,} tokens per request: {memory.concurrency(length):.2f}x\n"
+    )
+    return log, {"max_num_batched_tokens": config.max_num_batched_tokens, "async_scheduling": config.async_scheduling}
+
+
+def _latency(mean: float, p95: float, count: int) -> Latency:
+    return Latency(count=count, mean=mean, p50=mean, p90=mean * (1 + 0.8 * (p95 - 1)), p95=mean * p95, p99=mean * p95 * 1.3)
+
+
+def traffic(workload: Workload) -> TrafficProfile:
+    """The profile that production would have shown."""
+    def lengths(mean: float) -> Histogram:
+        return Histogram(edges=(mean * 0.9, mean * 1.1), counts=(0.0, 100.0))
+
+    return TrafficProfile(
+        start=0.0, end=1800.0, replicas=1, via="benchmark", source=Source.SIMULATED, finished_requests=1000.0,
+        saturated=True, demand=1.0, concurrency=workload.concurrency, concurrency_p95=workload.concurrency,
+        running=workload.concurrency, waiting=0.0, prompt_tokens=lengths(workload.prompt_tokens),
+        output_tokens=lengths(workload.output_tokens), prompt_tokens_mean=workload.prompt_tokens,
+        output_tokens_mean=workload.output_tokens, prefix_reuse=workload.shared_prefix_tokens / workload.prompt_tokens,
+        error_rate=0.0, output_tokens_per_second=1.0,
+    )  # fmt: skip
+
+
+def flags_of(candidate: Candidate) -> tuple[dict[str, Any], dict[str, str]]:
+    """The candidate as the simulator takes it: flags and environment."""
+    flags: dict[str, Any] = {}
+    environment: dict[str, str] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for name, value in candidate.values.items():
+        knob = CATALOGUE[name]
+        if knob.environment:
+            environment[knob.environment] = str(value)
+        elif knob.json_flag and knob.json_key:
+            nested.setdefault(knob.json_flag[2:].replace("-", "_"), {})[knob.json_key] = value
+        else:
+            flags[name] = value
+    if not nested.get("speculative_config", {}).get("num_speculative_tokens"):
+        nested.pop("speculative_config", None)
+    return {**flags, **nested}, environment
+
+
+def facts_of(profile: Profile) -> ModelFacts:
+    """What the model's `config.json` and the driver would tell."""
+    model, hardware = profile.model, profile.hardware
+    experts = profile.cost.expert_share > 0
+    family = Family.HYBRID if model.mamba_layers else Family.MOE if experts else Family.DENSE
+    mtp = profile.speculation.get("mtp")
+    gpus = hardware.devices if hardware.device == "cuda" else 0
+    return ModelFacts(
+        architecture=model.architecture, family=family, attention_heads=model.attention_heads,
+        layers=model.attention_layers + model.mamba_layers, experts=128 if experts else 0,
+        context_length=model.max_position_embeddings, mtp_layers=mtp.n_predict if mtp else 0, gpu_count=gpus,
+        gpu_memory_gib=hardware.memory_gib if gpus else None,
+        compute_capability=hardware.compute_capability if gpus else None, vllm_version="0.32.0",
+    )  # fmt: skip
+
+
+def perturbed(profile: Profile, sd: float, seed: int) -> Profile:
+    """The profile with its times, memory and acceptance moved: another model on another machine of that kind."""
+    rng = random.Random(f"{profile.name} {seed}")
+
+    def moved(value: Any, width: float) -> Any:
+        if isinstance(value, dict):
+            return {key: v if v == 1.0 else moved(v, width) for key, v in value.items()}
+        return value * math.exp(rng.gauss(0, width)) if isinstance(value, float) else value
+
+    skip = ("expert_share", "expert_use")
+    cost = replace(profile.cost, **{f.name: moved(getattr(profile.cost, f.name), sd)
+                                    for f in fields(profile.cost) if f.name not in skip})  # fmt: skip
+    sizes = ("activation_gib", "activation_gib_per_token", "sequence_gib", "graphs_gib", "unprofiled_gib")
+    hardware = replace(profile.hardware, **{n: moved(getattr(profile.hardware, n), sd) for n in sizes})
+    model = replace(profile.model, weights_gib=moved(profile.model.weights_gib, sd / 8))
+    speculation = {
+        method: replace(one, acceptance=[float(np.clip(a + rng.gauss(0, 0.1), 0.05, 0.95)) for a in one.acceptance])
+        for method, one in profile.speculation.items()
+    }
+    return replace(profile, cost=cost, hardware=hardware, model=model, speculation=speculation)
