@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
@@ -29,8 +29,8 @@ from tunewright.knobs.catalogue import CATALOGUE
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.knob import Family
 from tunewright.propose.space import Space, build_space
-from tunewright.simulate.config import CONFIG, EngineConfig, StartFailure, resolve
-from tunewright.simulate.memory import plan, runs_out_under_load
+from tunewright.simulate.config import CONFIG, ENGINE, EngineConfig, StartFailure, resolve
+from tunewright.simulate.memory import plan
 from tunewright.simulate.profile import Profile, load
 from tunewright.simulate.steady import capacity
 from tunewright.simulate.virtual import Workload
@@ -57,8 +57,8 @@ class Case:
 
 
 CASES: tuple[Case, ...] = (
-    Case("dense-8b-h200", Workload(1024, 256, 256, shared_prefix_tokens=256, prefix_groups=8),
-         baseline={"max_model_len": 8192, "max_num_seqs": 128, "max_num_batched_tokens": 2048}),
+    Case("dense-8b-h200", Workload(2048, 300, 192, shared_prefix_tokens=512, prefix_groups=8),
+         baseline={"max_model_len": 8192, "max_num_seqs": 128, "max_num_batched_tokens": 2048}, allow_lossy=True),
     Case("hybrid-30b-h200", Workload(512, 512, 256), baseline={"max_model_len": 8192}, allow_lossy=True),
     Case("moe-30b-h200", Workload(600, 400, 192, shared_prefix_tokens=200, prefix_groups=4),
          baseline={"max_model_len": 8192, "max_num_seqs": 128}),
@@ -132,28 +132,24 @@ class World:
 
     def _evaluate(self, candidates: list[Candidate]) -> list[Truth]:
         found: list[Truth | None] = []
-        resolved: list[EngineConfig] = []
+        configs: list[EngineConfig] = []
         for candidate in candidates:
+            flags, environment = flags_of(candidate)
             try:
-                resolved.append(self.resolve(candidate))
+                configs.append(resolve(self.profile, flags, environment))
                 found.append(None)
             except StartFailure as failure:
-                nan = math.nan
-                text = f"{failure.kind}: {failure.message}"
-                found.append(Truth(nan, nan, nan, nan, text, failure.stage))
-        told = capacity(self.profile, resolved, self.case.workload, stepper=False)
-        rows = zip(told.output_tokens_per_s, told.ttft, told.tpot, told.running, told.failures, strict=True)
-        truths = iter([Truth(*map(float, row[:4]), row[4], "load" if row[4] else "") for row in rows])
-        return [truth if truth is not None else next(truths) for truth in found]
+                found.append(Truth(*[math.nan] * 4, f"{failure.kind}: {failure.message}", failure.stage))
+        ran = iter([truth for at in range(0, len(configs), 20_000) for truth in self._run(configs[at : at + 20_000])])
+        return [truth if truth is not None else next(ran) for truth in found]
 
-    def resolve(self, candidate: Candidate) -> EngineConfig:
-        """As the simulator runs it. Raises StartFailure."""
-        flags, environment = flags_of(candidate)
-        config = resolve(self.profile, flags, environment)
-        memory = plan(self.profile, config)
-        if memory.num_blocks and runs_out_under_load(self.profile, config):
-            return config
-        return config
+    def _run(self, configs: list[EngineConfig]) -> Iterator[Truth]:
+        told = capacity(self.profile, configs, self.case.workload, stepper=False)
+        columns = (told.output_tokens_per_s, told.ttft, told.tpot, told.running)
+        for *numbers, failure in zip(*columns, told.failures, strict=True):
+            stage = "" if failure is None else "load" if "under load" in failure else ENGINE
+            text = failure if failure is None or stage == "load" else f"ValueError: {failure}"
+            yield Truth(*map(float, numbers), text, stage)
 
     def value(self, truth: Truth) -> float:
         """What the searches are scored by: output tokens/s where it runs and meets the SLO, else 0."""
@@ -187,10 +183,10 @@ class World:
         """The best of a declared grid (`GRID`) by exhaustion, then polished along and across the axes of the space."""
         axes = [(axis.name, _coarse(axis.name, axis.values)) for axis in self.space.axes if axis.name in MODELLED]
         grid = {c.hash: c for values in product(*(vs for _, vs in axes)) for c in [self._at(axes, values)]}
-        tops = self._best(list(grid.values()), 12)
-        for _ in range(6):
+        tops = self._best(list(grid.values()), 24)
+        for _ in range(8):
             around = {c.hash: c for top in tops for c in self._around(top)}
-            better = self._best([*tops, *around.values()], 12)
+            better = self._best([*tops, *around.values()], 24)
             if better == tops:
                 break
             tops = better
@@ -212,14 +208,16 @@ class World:
 
 
 GRID: dict[str, tuple[KnobValue, ...]] = {
-    "max_num_seqs": (16, 32, 64, 96, 128, 192, 256),
-    "max_num_batched_tokens": (1024, 2048, 4096, 8192, 32768),
-    "long_prefill_token_threshold": (0, 512, 2048),
-    "gpu_memory_utilization": (0.92, 0.94),
-    "max_cudagraph_capture_size": (256, 512),
+    "max_num_seqs": (32, 64, 128, 256),
+    "max_num_batched_tokens": (1024, 4096, 16384),
+    "long_prefill_token_threshold": (0, 1024),
+    "gpu_memory_utilization": (0.94,),
+    "max_cudagraph_capture_size": (512,),
+    "cudagraph_mode": ("FULL_DECODE_ONLY",),
     "num_speculative_tokens": (0, 1, 2, 4),
     "omp_num_threads": (),
     "mamba_ssm_cache_dtype": ("float16",),
+    "enable_mamba_cache_stochastic_rounding": (),
 }
 """Values of the exhausted grid, where it is coarser than the axis (each also has the default); the rest are whole."""
 

@@ -85,9 +85,11 @@ def _command(words: tuple[str, ...], environment: dict[str, str]) -> str:
 
 def _version(words: tuple[str, ...], environment: dict[str, str]) -> str:
     """Ask the binary itself: what stands before `serve` is the program."""
-    program = words[: words.index("serve")] if "serve" in words else words[:1]
+    command = Command(words, environment)
+    filled, variables = command.filled(command.baseline, port=0, replica=0)
+    program = filled[: filled.index("serve")] if "serve" in filled else filled[:1]
     asked = [*program, "--version"]
-    env = {**os.environ, **environment}
+    env = {**os.environ, **variables}
     try:
         answer = subprocess.run(asked, capture_output=True, text=True, timeout=VERSION_TIMEOUT, check=False, env=env)
     except FileNotFoundError:

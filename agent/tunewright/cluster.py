@@ -31,6 +31,7 @@ from tunewright.ports import Clock, Refused
 from tunewright.propose.proposer import OptunaProposer
 from tunewright.store.kubernetes import TUNING_LABEL, KubernetesStore
 from tunewright.telemetry.metrics import Metrics
+from tunewright.telemetry.source import WatchedSource
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class Cluster:
         self.kube = connect(may_write=lambda: self.election.acting)
         # The API's own view: it writes decisions, which need no lease, and never the record.
         self.api_store = KubernetesStore(self.reviews, settings.namespace, clock)
-        self.metrics = Metrics(self.api_store, clock)
+        self.metrics = Metrics({settings.namespace: self.api_store}, clock)
+        self.metrics.instruments.leads(lambda: self.election.acting)
         self.manager = Manager(
             self._keys,
             self._step,
@@ -91,6 +93,8 @@ class Cluster:
                 monotonic=clock.monotonic,
             ),
         ]
+        for resource, watcher in zip(("tunings", "pods", "deployments"), self._watchers, strict=True):
+            self.metrics.instruments.watches(resource, watcher.silent_for)
         self._targets: dict[str, set[str]] = {}
 
     def run(self, stop: threading.Event) -> bool:
@@ -217,10 +221,13 @@ class Cluster:
         return Context(
             clock=self.clock,
             store=store,
-            metrics=PrometheusSource(
-                spec.metrics.prometheus,
-                spec.metrics.selector or default_selector(namespace, spec.target.deployment),
-                interval=spec.metrics.interval,
+            metrics=WatchedSource(
+                PrometheusSource(
+                    spec.metrics.prometheus,
+                    spec.metrics.selector or default_selector(namespace, spec.target.deployment),
+                    interval=spec.metrics.interval,
+                ),
+                self.metrics.instruments,
             ),
             spare=KubernetesSpare(
                 self.kube,

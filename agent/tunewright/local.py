@@ -1,5 +1,6 @@
 """One tuning on one machine: the adapters put together, and production supervised while the loop runs."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,9 @@ from tunewright.telemetry.source import WatchedSource
 
 SWEEP_WITHIN = 60.0
 """Seconds in which servers of the spare must have ended: they get 15 s after SIGTERM, and SIGKILL then."""
+
+TROUBLE_WAIT, TROUBLE_LIMIT = 5.0, 900.0
+"""Seconds between two tries while the store can't be written, and after which it is given up."""
 
 SUPERVISE_EVERY = 2.0
 """Seconds between two looks at production outside the phases that move it: what died is brought back."""
@@ -124,12 +128,41 @@ class LocalTuning:
             on_step(record, self.live(record))
 
         self._supervise(self.record)
-        record = run(self.tuning.metadata.name, self.context, stop, step, keep_going=keep_going)
+        record = self._run_through_trouble(stop, step, keep_going)
         if record is not None and record.phase not in TERMINAL:
             self._free_spare()
         elif self.record.phase in TERMINAL:
             self.start_production(stop)  # an ended tuning that is started again brings back what died meanwhile
         return record
+
+    def _run_through_trouble(
+        self, stop: Stop, step: Callable[[TuningRecord], None], keep_going: bool
+    ) -> TuningRecord | None:
+        """A full disk or a busy store may pass: nothing is lost by trying again, and production is kept meanwhile."""
+        good = self.clock.monotonic()
+
+        def noted(record: TuningRecord) -> None:
+            nonlocal good
+            step(record)
+            good = self.clock.monotonic()
+
+        while True:
+            try:
+                return run(
+                    self.tuning.metadata.name,
+                    self.context,
+                    stop,
+                    noted,
+                    keep_going=keep_going,
+                    observe=self.metrics.instruments.reconciled,
+                )
+            except PortError as error:
+                if self.clock.monotonic() - good > TROUBLE_LIMIT:
+                    raise
+                print(f"Trying again in {TROUBLE_WAIT:.0f} s: {error}", file=sys.stderr, flush=True)
+                if stop.wait(TROUBLE_WAIT):
+                    raise
+                self._supervise(self.record)
 
     def start_anew(self) -> None:
         """Let a tuning that has ended begin again from the start. Raises `Refused` while it has not."""
@@ -226,8 +259,8 @@ class LocalTuning:
             return
         try:
             write_atomic(self.report_path, self.render_report(record).encode())
-        except OSError as error:
-            raise PortError(f"can't write {self.report_path}: {error}; free space, or correct its rights") from error
+        except OSError:
+            return  # tried again at the next step; what is wrong with the disk the store tells
         self._reported = state
 
     def render_report(self, record: TuningRecord) -> str:

@@ -24,6 +24,7 @@ from tunewright.kube.resources import (
     DEPLOYMENTS,
     EVENTS,
     NAMESPACES,
+    NODES,
     PODS,
     SERVICE_ACCOUNTS,
     SERVICES,

@@ -16,7 +16,7 @@ import yaml
 from processes import SystemClock, nothing_left
 
 from tunewright.domain.state import TrialRecord, TuningRecord
-from tunewright.platform.process import children, sockets
+from tunewright.platform.process import children, environ, sockets
 from tunewright.store.sqlite import SqliteStore
 
 NAME = "quick"
@@ -140,6 +140,15 @@ class Box:
     def processes(self) -> list[int]:
         """Everything that was started for this box and still lives."""
         return children.find_marked(self.folder)
+
+    def marked(self) -> dict[int, str]:
+        """What each of them is: the path of its record."""
+        found = {pid: environ.variable(pid, children.MARK) for pid in self.processes()}
+        return {pid: mark for pid, mark in found.items() if mark}
+
+    def marks(self) -> list[str]:
+        """The records of all of them; a server with two processes counts once."""
+        return sorted(set(self.marked().values()))
 
     def listeners(self) -> list[int]:
         """Ports of this box on which somebody listens."""

@@ -31,9 +31,9 @@ needs_vllm = [
 ]
 
 
-def serve(*flags: str, model: Path = MODEL) -> list[str]:
-    """A server's command, on the core that `{replica}` names."""
-    pinned = ["taskset", "-c", "{replica}", str(BINARY), "serve", str(model), "--served-model-name", "small"]
+def serve(core: int, *flags: str, model: Path = MODEL) -> list[str]:
+    """A server's command, on one core."""
+    pinned = ["taskset", "-c", str(core), str(BINARY), "serve", str(model), "--served-model-name", "small"]
     return [*pinned, "--enforce-eager", *flags, "--host", "127.0.0.1", "--port", "{port}"]
 
 

@@ -10,6 +10,7 @@ from tunewright.domain.candidate import Candidate
 from tunewright.domain.state import FailureKind
 from tunewright.kube.errors import KubeConflict, Unavailable
 from tunewright.kube.resources import AUTOSCALERS, DEPLOYMENTS, NODES, POD_DISRUPTION_BUDGETS, PODS, SERVICES
+from tunewright.platform.kubernetes.abandoned import release_abandoned
 from tunewright.platform.kubernetes.fields import ROLLOUT_ANNOTATION
 from tunewright.platform.kubernetes.names import Owner
 from tunewright.platform.kubernetes.target import DeploymentTarget
@@ -330,6 +331,19 @@ def test_what_a_deleted_tuning_left_half_way_is_brought_back(cluster, servers):
     assert spec["template"]["spec"]["containers"][0]["args"] == ARGS
     assert "paused" not in spec
     assert "minReadySeconds" not in spec
+
+
+def test_a_new_controller_brings_back_what_a_deleted_tuning_left_and_nothing_else(cluster, servers):
+    production(cluster)
+    until(cluster, plan(canary=True))
+    until(cluster, plan(1, canary=True))
+    assert release_abandoned(cluster, NAMESPACE, {OWNER.uid}, cluster.clock) == []
+    cluster.objects.pop((DEPLOYMENTS.plural, NAMESPACE, "llm-canary"))
+    done = release_abandoned(cluster, NAMESPACE, set(), cluster.clock)
+    assert done == [f"Deployment llm goes back to {BASELINE.hash}: Tuning chat was deleted half-way"]
+    assert live(cluster)["spec"]["template"]["spec"]["containers"][0]["args"] == ARGS
+    assert "paused" not in live(cluster)["spec"]
+    assert release_abandoned(cluster, NAMESPACE, set(), cluster.clock) == []
 
 
 # --- pre-flight -------------------------------------------------------------------------------------------------------

@@ -24,10 +24,12 @@ from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import Estimate
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import ConfirmStatus, Finalist, Gain, TrialPhase
-from tunewright.ports import Conflict, PortError, Refused
+from tunewright.ports import Conflict, PortError, Refused, Series, SeriesWindow
 from tunewright.telemetry import catalog
-from tunewright.telemetry.metrics import MAX_CANDIDATES, Metrics
+from tunewright.telemetry.metrics import Metrics
+from tunewright.telemetry.samples import MAX_CANDIDATES, MAX_EFFECTS, MAX_TRIALS
 from tunewright.telemetry.server import MetricsServer
+from tunewright.telemetry.source import WatchedSource
 
 
 class MemoryStore:
@@ -71,12 +73,16 @@ def value(found, name, **labels):
 
 def test_exactly_the_catalogue_is_exported_with_its_types_and_labels():
     done, trials = promoted()
+    done = done.model_copy(update={"drift": 0.1, "foreign": "Argo CD"})
     waiting = record(Phase.AWAITING_APPROVAL, tuning=tuning().model_copy(update={"metadata": named("other")}))
-    metrics, _ = metrics_of((done, trials), (waiting, []))
+    searching = record(Phase.SEARCHING, tuning=tuning().model_copy(update={"metadata": named("third")}))
+    running = trial(0, BASELINE, phase=TrialPhase.STARTING, outcome=None, measurement=None, objective=None)
+    metrics, _ = metrics_of((done, trials), (waiting, []), (searching, [running]))
     metrics.instruments.reconciled(0.1, ValueError())
+    metrics.instruments.watches("tunings", lambda: 1.0)
     exposed = {family.name: family for family in text_string_to_metric_families(metrics.exposition().decode())}
     wanted = {metric.name.removesuffix("_total"): metric for metric in catalog.METRICS}
-    exposed = {name: family for name, family in exposed.items() if not name.endswith("_created")}
+    exposed = {n: f for n, f in exposed.items() if not n.endswith("_created") and not n.startswith("process_")}
     assert exposed.keys() == wanted.keys()
     for name, family in exposed.items():
         metric = wanted[name]
@@ -206,16 +212,128 @@ def test_a_store_that_cannot_be_read_is_told_and_hides_nothing_else(error):
     assert value(samples(metrics), "tunewright_store_readable") == 1
 
 
-def test_reconciling_and_the_metrics_source_are_counted():
+def test_reconciling_is_counted():
     metrics, _ = metrics_of()
     for error in (None, Conflict("a"), PortError("b"), Refused("c"), KeyError("d")):
         metrics.instruments.reconciled(0.02, error)
-    metrics.instruments.metric_source_failed()
     found = samples(metrics)
     assert value(found, "tunewright_reconcile_duration_seconds_count") == 5
     for kind in ("conflict", "port", "refused", "fault"):
         assert value(found, "tunewright_reconcile_errors_total", kind=kind) == 1
-    assert value(found, "tunewright_metric_source_failures_total") == 1
+
+
+class Source:
+    """Answers with a series, with nothing, or not at all."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def describe(self):
+        return "a source"
+
+    def fetch(self, names, start, end, matchers=None):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return SeriesWindow(start, end, answer, names)
+
+
+def test_questions_to_the_metrics_source_are_counted_by_what_came_of_them():
+    metrics, _ = metrics_of(now=T0 + 500)
+    found = samples(metrics)
+    assert value(found, "tunewright_metric_source_last_data_timestamp_seconds") == 0
+    source = WatchedSource(Source([Series({}, ())], [], PortError("down"), [Series({}, ())]), metrics.instruments)
+    assert source.describe() == "a source"
+    assert source.fetch(["a"], 1, 2).series
+    assert not source.fetch(["a"], 1, 2).series
+    with pytest.raises(PortError, match="down"):
+        source.fetch(["a"], 1, 2)
+    assert source.fetch(["a"], 1, 2, {"pod": "x"}).series
+    found = samples(metrics)
+    counts = [value(found, "tunewright_metric_source_requests_total", outcome=o) for o in ("data", "empty", "error")]
+    assert counts == [2, 1, 1]
+    assert value(found, "tunewright_metric_source_last_data_timestamp_seconds") == T0 + 500
+
+
+def test_leadership_and_watches_are_asked_at_each_scrape():
+    metrics, _ = metrics_of()
+    assert value(samples(metrics), "tunewright_leader") == 0
+    state = {"acting": True, "silent": None}
+    metrics.instruments.leads(lambda: state["acting"])
+    metrics.instruments.watches("tunings", lambda: state["silent"])
+    found = samples(metrics)
+    assert value(found, "tunewright_leader") == 1
+    assert value(found, "tunewright_watch_age_seconds", resource="tunings") == float("inf")
+    state |= {"acting": False, "silent": 12.0}
+    found = samples(metrics)
+    assert value(found, "tunewright_leader") == 0
+    assert value(found, "tunewright_watch_age_seconds", resource="tunings") == 12
+
+
+def test_tunings_of_several_namespaces_are_told_apart_and_one_broken_store_hides_no_other():
+    team, other = MemoryStore((record(), [])), MemoryStore((record(Phase.SEARCHING), []))
+    metrics = Metrics({"team": team, "other": other}, SimpleNamespace(now=lambda: T0, monotonic=lambda: T0))
+    found = samples(metrics)
+    assert value(found, "tunewright_tuning_phase", namespace="team", tuning="chat", phase="Pending") == 1
+    assert value(found, "tunewright_tuning_phase", namespace="other", tuning="chat", phase="Searching") == 1
+    team.broken = PortError("no answer")
+    found = samples(metrics)
+    assert value(found, "tunewright_store_readable", namespace="team") == 0
+    assert value(found, "tunewright_store_readable", namespace="other") == 1
+    assert not [k for k in found if ("namespace", "team") in k[1] and k[0].startswith("tunewright_tuning")]
+
+
+def test_a_phase_tells_its_deadline_and_when_it_began():
+    held = record(Phase.CANARY, history=history(Phase.PROFILING, Phase.CANARY), promotion=promotion())
+    found = samples(metrics_of((held, []))[0])
+    assert value(found, "tunewright_tuning_phase_deadline_seconds") > 600
+    assert value(found, "tunewright_tuning_phase_start_timestamp_seconds", phase="Canary") == T0 + 600
+    back = samples(metrics_of((record(Phase.ROLLING_BACK, promotion=promotion()), []))[0])
+    assert "tunewright_tuning_phase_deadline_seconds" not in {name for name, _ in back}
+
+
+def test_the_slo_the_traffic_and_the_effects_are_told():
+    done, trials = promoted()
+    found = samples(metrics_of((done.model_copy(update={"drift": 0.42}), trials))[0])
+    assert value(found, "tunewright_slo_bound_seconds", latency="ttft", percentile="p95") == 0.5
+    assert value(found, "tunewright_slo_error_ratio") == 0.01
+    assert value(found, "tunewright_traffic_demand_requests_per_second") == done.profile.demand
+    assert value(found, "tunewright_traffic_tokens", kind="output", statistic="mean") == done.profile.output_tokens_mean
+    assert value(found, "tunewright_tuning_drift_ratio") == 0.42
+    effect = {"knob": "max_num_seqs", "value": "128"}
+    low, mid, high = (
+        value(found, f"tunewright_tuning_knob_effect{part}_ratio", **effect) for part in ("_low", "", "_high")
+    )
+    assert low < mid < high
+    assert 0 < mid < 0.5
+
+
+def test_each_of_the_latest_trials_is_told_with_what_came_of_it():
+    many = [trial(n, Candidate(values={"max_num_seqs": n + 1}), rate=100.0 + n) for n in range(MAX_TRIALS + 20)]
+    bad = failed_trial(500, Candidate(values={"x": "a" * 999, "api_key": "token=S3CRET"}))
+    found = samples(metrics_of((record(baseline=BASELINE), [*many, bad]))[0])
+    told = [dict(pairs) for name, pairs in found if name == "tunewright_trial_info"]
+    assert len(told) == MAX_TRIALS
+    last = next(labels for labels in told if labels["trial"] == "500")
+    assert (last["outcome"], last["failure"]) == ("infeasible", "outOfMemory")
+    assert len(last["changes"]) <= 200
+    assert "S3CRET" not in metrics_of((record(baseline=BASELINE), [bad]))[0].exposition().decode()
+    assert value(found, "tunewright_trial_objective", trial="069") == 169
+    effects = [pairs for name, pairs in found if name == "tunewright_tuning_knob_effect_ratio"]
+    assert len(effects) == MAX_EFFECTS
+    assert value(found, "tunewright_tuning_trial_failures", kind="outOfMemory") == 1
+
+
+def test_the_spare_tells_what_it_is_at_and_how_long_it_was_idle():
+    starting = trial(1, BASELINE, phase=TrialPhase.STARTING, outcome=None, measurement=None, phase_since=T0 + 60)
+    held = record(Phase.SEARCHING)
+    found = samples(metrics_of((held, [trial(0, BASELINE), starting]))[0])
+    assert value(found, "tunewright_tuning_spare_phase_seconds", phase="Starting") == 40
+    found = samples(metrics_of((held.model_copy(update={"suspended_since": T0}), [starting]))[0])
+    assert "tunewright_tuning_spare_phase_seconds" not in {name for name, _ in found}
+    # Trials of 110 s every 120 s: 10 s between each two.
+    found = samples(metrics_of((held, [trial(n, BASELINE) for n in range(4)]))[0])
+    assert value(found, "tunewright_tuning_gpu_seconds_total", use="idle") == 30
 
 
 def test_every_state_of_a_tuning_can_be_scraped():
@@ -239,7 +357,7 @@ def test_the_server_serves_metrics_and_health_and_gives_its_port_back():
     with MetricsServer(metrics, unhealthy=lambda: reason[0] if reason else None) as server:
         status, kind, text = get(server.url)
         assert (status, kind.split(";")[0]) == (200, "text/plain")
-        assert 'tunewright_tuning_phase{phase="Promoted",tuning="chat"} 1.0' in text
+        assert 'tunewright_tuning_phase{namespace="",phase="Promoted",tuning="chat"} 1.0' in text
         base = server.url.removesuffix("/metrics")
         assert get(f"{base}/healthz")[::2] == (200, "ok\n")
         reason.append("the store can't be read")

@@ -90,14 +90,14 @@ class Seen:
 
 def provoke(name: str, case: Case, core: int, folder: Path) -> Seen:
     """Make the failure on the spare, and clean up after it as a trial does."""
-    seen, words = Seen(), serve(*case.flags, model=case.model)
+    seen, words = Seen(), serve(core, *case.flags, model=case.model)
     environment = {**ENVIRONMENT, **case.environment}
     if case.refused:
         try:
             spare_of(words, environment, core, folder)
         except Refused as refusal:
             seen.refusal = str(refusal)
-        words = ["sh", "-c", "exec " + shlex.join(words).replace("'{replica}'", "{replica}").replace("'{port}'", "{port}")]
+        words = ["sh", "-c", "exec " + shlex.join(words).replace("'{port}'", "{port}")]
     spare = spare_of(words, environment, core, folder)
     with ExitStack() as exits:
         exits.callback(end, spare, name)
@@ -116,11 +116,8 @@ def provoke(name: str, case: Case, core: int, folder: Path) -> Seen:
 
 
 def spare_of(words: list[str], environment: dict[str, str], core: int, folder: Path) -> ProcessSpare:
-    target = Target(command=tuple(words), environment=environment, replicas=max(1, core), first_port=18600 + 500 * core)
-    # {replica} is one past the last replica; on core 0 it is given by hand, since there is no production here.
-    if core == 0:
-        target = target.model_copy(update={"command": tuple(word.replace("{replica}", "0") for word in words)})
-    return ProcessSpare(folder, target, Spare(start_timeout=START_TIMEOUT), SystemClock())
+    target = Target(command=tuple(words), environment=environment, first_port=18600 + 500 * core)
+    return ProcessSpare(folder, target, Spare.model_validate({"startTimeout": f"{START_TIMEOUT:g}s"}), SystemClock())
 
 
 def wait(spare: ProcessSpare, name: str, phase: ServerPhase) -> ServerStatus:
@@ -135,7 +132,9 @@ def wait(spare: ProcessSpare, name: str, phase: ServerPhase) -> ServerStatus:
 def end(spare: ProcessSpare, name: str) -> None:
     """As a trial ends: nothing may be left, or no other trial would start."""
     spare.cancel(name)
-    until(lambda: spare.poll(name).phase is ServerPhase.ABSENT, 60, lambda: f"{name} is still there: {spare.poll(name)}")
+    until(
+        lambda: spare.poll(name).phase is ServerPhase.ABSENT, 60, lambda: f"{name} is still there: {spare.poll(name)}"
+    )
 
 
 def victim(what: str, folder: Path) -> int:

@@ -1,10 +1,12 @@
 """`show` and `trials`: where a tuning is, and what it measured."""
 
 import json
+import sys
 import time
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +19,9 @@ from tunewright.ports import Refused
 
 EVERY = 1.0
 """Seconds between two looks of `show --watch`."""
+
+FILE_WIDTH = 240
+"""Columns where there is no terminal to ask."""
 
 
 def show(
@@ -115,10 +120,14 @@ def trials(name: NameArgument, state: StateOption, as_json: JsonOption = False) 
         print(f"{name} has no trials yet: it is {record.phase}.")
         return
     unit = objective_unit(record.tuning.spec.objective)
-    table = Table("trial", "candidate", "why", "outcome", unit, "TTFT p95", "start", "source")
+    table = Table(box=SIMPLE, pad_edge=False)
+    for title in ("trial", "outcome", unit, "TTFT p95", "start", "source"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("candidate")
+    table.add_column("why")
     for t in rows:
         table.add_row(*_cells(t))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 
 def _cells(t: TrialRecord) -> list[str]:
@@ -130,4 +139,4 @@ def _cells(t: TrialRecord) -> list[str]:
     start = f"{t.start_seconds:.1f}s" if t.start_seconds is not None else ""
     source = str(t.measurement.source) if t.measurement else ""
     knobs = ", ".join(f"{k}={v}" for k, v in t.candidate.values.items()) or "vLLM's defaults"
-    return [t.id, knobs, t.reason, outcome, value, ttft, start, source]
+    return [t.id, outcome, value, ttft, start, source, knobs, t.reason]

@@ -64,8 +64,10 @@ def tune(
     from tunewright.serving import serve_api
     from tunewright.telemetry.console import Console
 
+    with told():
+        tuning = read_file(file)
     stop = stop_on_signals()
-    with told(), LocalTuning(state, read_file(file), SystemClock()) as local:
+    with told(), LocalTuning(state, tuning, SystemClock()) as local:
         if anew:
             local.start_anew()
         with serve_api(local, listen) as api, Console(plain=plain or None) as console:

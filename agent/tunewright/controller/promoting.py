@@ -158,17 +158,18 @@ def ended(record: TuningRecord, context: Context) -> Step:
     # Without `onDrift` the drift is told all the same, but nobody needs to be woken for it.
     again = spec.metrics.window if spec.retune.mode == "onDrift" else None
     last = max(record.phase_since, record.drift_at or 0.0)
-    if record.profile is None or now - last < spec.metrics.window:
-        return Step(record, again if record.profile is not None else None)
+    learned = record.profile
+    if learned is None:
+        return Step(record, None)
+    if now - last < spec.metrics.window:
+        return Step(record, again)
     record = update(record, drift_at=now)
     try:
         window = context.metrics.fetch(PROFILE_METRICS, now - spec.metrics.window, now)
-        profile = learn_profile(
-            window, via=record.profile.via, source=record.profile.source, min_requests=spec.metrics.min_requests
-        )
+        profile = learn_profile(window, via=learned.via, source=learned.source, min_requests=spec.metrics.min_requests)
     except (PortError, Refused):
         return Step(record, again)  # too little to tell; that the source fails is counted where it is asked
-    found = drift(record.profile, profile)
+    found = drift(learned, profile)
     record = update(record, drift=found.value)
     if again is None or found.value <= spec.retune.drift:
         return Step(record, again)

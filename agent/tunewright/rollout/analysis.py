@@ -4,8 +4,8 @@ Which mistakes are bounded, and by what:
 - A canary that is as good as the stable servers is sent back by *any* look of a whole analysis with probability `ALPHA`
   at most: each test gets an equal part of it (Bonferroni), and each look of a test the level at which looking at every
   moment errs no more than that part (`level_of_a_look`).
-- A canary that is worse by the tolerance in a mean latency (2.5 times that in a 95th percentile) passes at any look
-  with probability `BETA` at most, in each of the metrics in which it is worse.
+- A canary that is worse by the tolerance in a mean latency, or by 2.5 times the tolerance in the slow requests, passes
+  at any look with probability `BETA` at most, by each of the metrics in which it is worse.
 - Between the two it goes the way that it is nearer to. With too little data the verdict is inconclusive; what is
   inconclusive for too long goes back.
 
@@ -34,9 +34,8 @@ __all__ = ["ANALYSIS_METRICS", "compare", "hold_to_slo", "judge", "readings", "w
 ALPHA = 0.02
 BETA = 0.05
 
-COMPARED: tuple[tuple[LatencyName, str], ...] = (
-    ("ttft", "mean"), ("ttft", "p95"), ("tpot", "mean"), ("e2e", "mean"), ("e2e", "p95"),
-)  # fmt: skip
+MEANS: tuple[LatencyName, ...] = ("ttft", "tpot", "e2e")
+TAILS: tuple[LatencyName, ...] = ("ttft", "e2e")
 
 
 def compare(
@@ -97,7 +96,7 @@ def weigh(
 ) -> Verdict:
     """The verdict that follows from the evidence of both sides over the window from `start` to `end`."""
     bounds = [b for b in slo.bounds() if b[0] in LATENCIES and slo_name(b[0], b[1]) not in excused]
-    tests = 1 + len(bounds) + (1 + len(COMPARED) if compared else 0)
+    tests = 1 + len(bounds) + (1 + len(MEANS) + len(TAILS) if compared else 0)
     last = max(horizon or analysis.max_duration, end - start)
     case = Case(
         canary=sides["canary"],
@@ -113,7 +112,8 @@ def weigh(
     )
     found: list[MetricVerdict | None] = [gates.errors(case)]
     if compared:
-        found += [gates.aborted(case), *(gates.relative(case, latency, what) for latency, what in COMPARED)]
+        found += [gates.aborted(case)]
+        found += [gates.mean(case, latency) for latency in MEANS] + [gates.tail(case, latency) for latency in TAILS]
     held = [(f"{latency} {p}", gates.absolute(case, latency, p, bound)) for latency, p, bound in bounds]
     unjudged = [f"{latency} {p}" for latency, p, _ in slo.bounds() if latency not in LATENCIES]
     unjudged += [name for name, verdict in held if verdict is None]

@@ -10,12 +10,10 @@ from tunewright.domain.verdict import MetricVerdict, Outcome, Reading
 from tunewright.observe import names
 from tunewright.rollout.evidence import Evidence, Latency
 from tunewright.rollout.inference import (
-    Ratio,
+    chance_of_fewer,
     chance_of_more,
     clustering,
-    first_bucket_holds,
     mean_ratio,
-    quantile_ratio,
     share_lower,
     share_upper,
 )
@@ -24,8 +22,12 @@ LATENCIES: dict[LatencyName, str] = {"ttft": names.TTFT, "tpot": names.TPOT, "e2
 """SLO names to histograms. `itl` is not judged: its histogram counts engine steps, not tokens, under speculation."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
-WORSE = {"mean": 1.0, "p95": 2.5}
-"""Multiples of the tolerance that are caught. A tail needs far more requests to be known as well as a mean."""
+TAIL_WORSE = 2.5
+"""A tail is held to so many times the tolerance: it needs far more requests to be known as well as a mean."""
+TAIL_SLOPE = 3.0
+"""By which power of a factor on all latencies the share of slow ones grows; log-normal latencies have 2 to 5 there."""
+TAIL_SHARE, TAIL_SHARES = 0.05, (0.01, 0.25)
+"""Share of requests that are called slow: beyond the bucket edge that comes nearest to it, inside these limits."""
 LEAST_TOLERANCE = 0.02
 """With a tolerance of 0 nothing that is merely as good could ever be told from worse."""
 SLO_SLACK = 1.1
@@ -112,34 +114,33 @@ def aborted(case: Case) -> MetricVerdict | None:
     return _verdict("aborted", Outcome.PASS, said, shown)
 
 
-def relative(case: Case, latency: LatencyName, what: str) -> MetricVerdict | None:
-    """Canary against stable in one latency; None where the mean alone can tell (or there is nothing to tell).
+def mean(case: Case, latency: LatencyName) -> MetricVerdict | None:
+    """Canary against stable in the mean of one latency; None where there is nothing to tell.
 
-    Two hypotheses: as good, or worse by the tolerance (times `WORSE`). It fails when it is surely not as good and
-    nearer to worse; it passes when it is surely not worse, and nearer to as good.
+    Two hypotheses: as good, or worse by the tolerance. It fails when it is surely not as good and nearer to worse; it
+    passes when it is surely not worse and nearer to as good.
     """
-    metric, name = f"{latency} {what}", LATENCIES[latency]
+    metric, name = f"{latency} mean", LATENCIES[latency]
     canary, stable = case.canary.latencies.get(name), case.stable.latencies.get(name)
     if canary is None or stable is None or canary.count <= 0 or stable.count <= 0:
         side = "canary" if canary is None or canary.count <= 0 else "stable servers"
-        shown = [case.reading(name, None, known.count if known else 0.0) for known in (canary, stable)]
-        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early or f"there is no {name} of the {side}", shown)
-    if what == "mean" and canary.mean == stable.mean == 0:
+        missing = [case.reading(name, None, known.count if known else 0.0) for known in (canary, stable)]
+        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early or f"there is no {name} of the {side}", missing)
+    if canary.mean == stable.mean == 0:
         return None  # every answer has one token only: no time between tokens
-    if what != "mean" and all(first_bucket_holds(QUANTILES[what], side.histogram) for side in (canary, stable)):
-        return None
-    shown = [_shown(case, name, what, side) for side in (canary, stable)]
+    query = f"increase({name}_sum) / increase({name}_count)"
+    shown = [case.reading(query, side.mean, side.count) for side in (canary, stable)]
     if case.too_few:
         return _verdict(metric, Outcome.INCONCLUSIVE, case.too_few, shown)
-    ratio = _ratio(what, canary, stable)
+    ratio = mean_ratio(canary.blocks, stable.blocks)
     if ratio is None:
-        reason = case.too_early or f"{metric}: too few blocks of time or buckets to compare"
+        reason = case.too_early or f"{metric}: too few blocks of time to compare"
         return _verdict(metric, Outcome.INCONCLUSIVE, reason, shown)
-    worse = WORSE[what] * max(case.analysis.tolerance, LEAST_TOLERANCE)
+    worse = max(case.analysis.tolerance, LEAST_TOLERANCE)
     change = f"{metric} {math.expm1(ratio.estimate):+.1%}"
     nearer_to_worse = ratio.estimate > math.log1p(worse) / 2
     if nearer_to_worse and ratio.lower(case.alpha) > 0:
-        reason = f"{change}, surely worse: {worse:.0%} are not let through ({_ms(shown[0])} against {_ms(shown[1])})"
+        reason = f"{change}, surely worse ({_ms(shown[0])} against {_ms(shown[1])}; {worse:.0%} are not let through)"
         return _verdict(metric, Outcome.FAIL, reason, shown)
     if case.too_early:
         return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
@@ -150,11 +151,45 @@ def relative(case: Case, latency: LatencyName, what: str) -> MetricVerdict | Non
     return _verdict(metric, Outcome.INCONCLUSIVE, f"{change}, not settled: {bounded}", shown)
 
 
+def tail(case: Case, latency: LatencyName) -> MetricVerdict | None:
+    """Canary against stable in the share of slow requests; None where no bucket edge sets some of them apart.
+
+    Counts beyond an edge are exact; a percentile would be an interpolation in a bucket that may reach from 2.5 to 5 s.
+    The hypotheses are as for the mean; the edge is chosen by both sides together, which favours none.
+    """
+    name = LATENCIES[latency]
+    canary, stable = case.canary.latencies.get(name), case.stable.latencies.get(name)
+    if canary is None or stable is None or canary.count <= 0 or stable.count <= 0:
+        return None  # told by the mean
+    edge = _slow_from(canary, stable)
+    if edge is None:
+        return None
+    (hits, of), (other_hits, other_of) = ((_beyond(side, edge), side.histogram.total) for side in (canary, stable))
+    query = f'1 - increase({name}_bucket{{le="{edge!r}"}}) / increase({name}_count)'
+    shown = [case.reading(query, hits / of, of), case.reading(query, other_hits / other_of, other_of)]
+    metric = f"{latency} tail"
+    if case.too_few:
+        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_few, shown)
+    # Requests that are alike count less.
+    wider = max(clustering(canary.blocks, canary.histogram), clustering(stable.blocks, stable.histogram))
+    counted = (hits / wider, of / wider, other_hits / wider, other_of / wider)
+    worse = (1 + TAIL_WORSE * max(case.analysis.tolerance, LEAST_TOLERANCE)) ** TAIL_SLOPE
+    change = f"{latency} above {edge:g} s: {hits / of:.1%} against {other_hits / other_of:.1%}"
+    nearer_to_worse = hits / of > math.sqrt(worse) * other_hits / other_of
+    if nearer_to_worse and chance_of_more(*counted) < case.alpha:
+        return _verdict(metric, Outcome.FAIL, f"{change}, surely more", shown)
+    if case.too_early:
+        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
+    if not nearer_to_worse and chance_of_fewer(*counted, worse) < case.beta:
+        return _verdict(metric, Outcome.PASS, change, shown)
+    return _verdict(metric, Outcome.INCONCLUSIVE, f"{change}, not settled: it may be {worse:.1f} times as many", shown)
+
+
 def absolute(case: Case, latency: LatencyName, percentile: str, bound: float) -> MetricVerdict | None:
     """The canary against one bound of the SLO; None where the bound lies inside the lowest bucket."""
     metric, name, q = slo_name(latency, percentile), LATENCIES[latency], QUANTILES[percentile]
     canary, stable = case.canary.latencies.get(name), case.stable.latencies.get(name)
-    shown = [_shown(case, name, percentile, side) for side in (canary, stable)]
+    shown = [_quantile(case, name, percentile, side) for side in (canary, stable)]
     if canary is None or canary.count <= 0 or case.too_few:
         return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early or f"there is no {name} to judge", shown)
     histogram = canary.histogram
@@ -194,19 +229,24 @@ def _surely_more(case: Case, hits: float, of: float, other_hits: float | None, o
     return chance_of_more(hits, of, other_hits, other_of) < case.alpha
 
 
-def _ratio(what: str, canary: Latency, stable: Latency) -> Ratio | None:
-    means = mean_ratio(canary.blocks, stable.blocks)
-    if what == "mean":
-        return means
-    return quantile_ratio(QUANTILES[what], canary.histogram, stable.histogram, means)
+def _slow_from(canary: Latency, stable: Latency) -> float | None:
+    """The edge beyond which the share of all requests comes nearest to `TAIL_SHARE`."""
+    total = canary.histogram.total + stable.histogram.total
+    shares = {e: (_beyond(canary, e) + _beyond(stable, e)) / total for e in canary.histogram.edges}
+    low, high = TAIL_SHARES
+    telling = [edge for edge, share in shares.items() if low <= share <= high]
+    return min(telling, key=lambda e: abs(math.log(shares[e] / TAIL_SHARE)), default=None)
 
 
-def _shown(case: Case, name: str, what: str, side: Latency | None) -> Reading:
-    if what == "mean":
-        value = side.mean if side else None
-        return case.reading(f"increase({name}_sum) / increase({name}_count)", value, side.count if side else 0.0)
-    value = side.histogram.quantile(QUANTILES[what]) if side else None
-    query = f"histogram_quantile({QUANTILES[what]}, increase({name}_bucket))"
+def _beyond(side: Latency, edge: float) -> float:
+    """Observations above one of the edges."""
+    histogram = side.histogram
+    return histogram.overflow + sum(c for e, c in zip(histogram.edges, histogram.counts, strict=True) if e > edge)
+
+
+def _quantile(case: Case, name: str, percentile: str, side: Latency | None) -> Reading:
+    value = side.histogram.quantile(QUANTILES[percentile]) if side else None
+    query = f"histogram_quantile({QUANTILES[percentile]}, increase({name}_bucket))"
     return case.reading(query, value, side.count if side else 0.0)
 
 

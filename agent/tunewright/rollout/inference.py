@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol
 
 from scipy.optimize import brentq
 from scipy.special import betainc, betaincinv, ndtr, stdtrit
@@ -27,72 +26,21 @@ class Block:
     total: float
 
 
-class Ratio(Protocol):
-    """The log of canary over stable, and what bounds it."""
-
-    @property
-    def estimate(self) -> float:
-        """The log of the ratio as observed."""
-        ...
-
-    def lower(self, level: float) -> float:
-        """The bound below which it is with probability `level` at most."""
-        ...
-
-    def upper(self, level: float) -> float:
-        """The bound above which it is with probability `level` at most."""
-        ...
-
-
 @dataclass(frozen=True)
 class MeanRatio:
-    """Of means, with the standard error `error` from `blocks` blocks of time: bounds by Student's t."""
+    """Log of the canary's mean over the stable servers', with its standard error from `blocks` blocks of time."""
 
     estimate: float
     error: float
     blocks: int
 
     def lower(self, level: float) -> float:
-        """See `Ratio`."""
+        """It is below with probability `level` at most, by Student's t."""
         return self.estimate - _deviations(level, self.blocks) * self.error
 
     def upper(self, level: float) -> float:
-        """See `Ratio`."""
+        """It is above with probability `level` at most, by Student's t."""
         return self.estimate + _deviations(level, self.blocks) * self.error
-
-
-@dataclass(frozen=True)
-class QuantileRatio:
-    """Of q-quantiles. Each side is bounded by Woodruff's method (its quantiles at q plus and minus some deviations),
-    and the bounds are joined by Zou and Donner's, so that buckets of unequal width weigh as they should.
-
-    `wider`: by how much a deviation is wider than independent requests would have it.
-    """
-
-    q: float
-    canary: Histogram
-    stable: Histogram
-    wider: float
-    blocks: int
-
-    @property
-    def estimate(self) -> float:
-        """See `Ratio`."""
-        return _log_quantile(self.q, self.canary) - _log_quantile(self.q, self.stable)
-
-    def lower(self, level: float) -> float:
-        """See `Ratio`."""
-        return self.estimate - self._reach(self.canary, self.stable, _deviations(level, self.blocks))
-
-    def upper(self, level: float) -> float:
-        """See `Ratio`."""
-        return self.estimate + self._reach(self.stable, self.canary, _deviations(level, self.blocks))
-
-    def _reach(self, down: Histogram, up: Histogram, deviations: float) -> float:
-        wide = deviations * self.wider * math.sqrt(self.q * (1 - self.q))
-        below = _log_quantile(self.q, down) - _log_quantile(self.q - wide / math.sqrt(down.total), down)
-        above = _log_quantile(self.q + wide / math.sqrt(up.total), up) - _log_quantile(self.q, up)
-        return math.hypot(below, above)
 
 
 def mean_ratio(canary: Sequence[Block], stable: Sequence[Block]) -> MeanRatio | None:
@@ -104,18 +52,6 @@ def mean_ratio(canary: Sequence[Block], stable: Sequence[Block]) -> MeanRatio | 
     mean_c, mean_s = sum_c / count_c, sum_s / count_s
     influence = [(c.total - mean_c * c.count) / sum_c - (s.total - mean_s * s.count) / sum_s for c, s in used]
     return MeanRatio(math.log(mean_c / mean_s), _spread(influence), len(used))
-
-
-def quantile_ratio(q: float, canary: Histogram, stable: Histogram, means: MeanRatio | None) -> QuantileRatio | None:
-    """The ratio of the q-quantiles; None where one is beyond the last bucket or in the lowest.
-
-    It is widened as much as the ratio of the `means` is wider by blocks of time than by independent requests.
-    """
-    if means is None or any(h.quantile(q) is None or first_bucket_holds(q, h) for h in (canary, stable)):
-        return None
-    independent = sum(_variance(h) / (h.mean or 1.0) ** 2 / h.total for h in (canary, stable))
-    wider = max(1.0, means.error / math.sqrt(independent)) if independent > 0 else 1.0
-    return QuantileRatio(q, canary, stable, wider, means.blocks)
 
 
 def clustering(blocks: Sequence[Block], histogram: Histogram) -> float:
@@ -157,9 +93,17 @@ def share_upper(hits: float, of: float, level: float) -> float:
 
 
 def chance_of_more(hits: float, of: float, other_hits: float, other_of: float) -> float:
-    """How likely so many of all hits fall on the first of two sides whose true shares are the same (Fisher's exact
-    test without its correction for a finite population)."""
+    """How likely so many of all hits, or more, fall on the first of two sides whose true shares are the same.
+
+    Exact given the number of all hits, where hits are rare beside `of`.
+    """
     return float(betainc(hits, other_hits + 1, of / (of + other_of))) if hits > 0 else 1.0
+
+
+def chance_of_fewer(hits: float, of: float, other_hits: float, other_of: float, ratio: float) -> float:
+    """How likely so few of all hits, or fewer, fall on the first side if its share is `ratio` times the other's."""
+    expected = ratio * of / (ratio * of + other_of)
+    return float(betainc(other_hits, hits + 1, 1 - expected)) if other_hits > 0 else 1.0
 
 
 def first_bucket_holds(q: float, histogram: Histogram) -> bool:
@@ -174,14 +118,6 @@ def _totals(blocks: Sequence[Block]) -> tuple[float, float]:
 def _spread(influence: Sequence[float]) -> float:
     """Standard error of a sum of block influences that add up to 0."""
     return math.sqrt(len(influence) / (len(influence) - 1) * math.fsum(u * u for u in influence))
-
-
-def _log_quantile(q: float, histogram: Histogram) -> float:
-    """Log of the q-quantile; infinite where the counts don't bound it."""
-    if q <= 0:
-        return -math.inf
-    value = histogram.quantile(q) if q < 1 else None
-    return math.inf if value is None else math.log(value) if value > 0 else -math.inf
 
 
 def _deviations(level: float, blocks: int) -> float:

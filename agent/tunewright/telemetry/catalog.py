@@ -47,7 +47,7 @@ PHASE_DEADLINE = _of_tuning(
     "How long the current phase may take in all; absent where a person is waited for, going back, and after the end.",
 )
 PHASE_START = _of_tuning(
-    "tuning_phase_start_timestamp_seconds", "When the tuning last entered the phase; absent for phases it never was in.",
+    "tuning_phase_start_timestamp_seconds", "When the tuning last entered the phase; absent where it never did.",
     "phase",
 )  # fmt: skip
 SUSPENDED = _of_tuning("tuning_suspended", "1 while the tuning is suspended.")
@@ -63,8 +63,8 @@ FOREIGN = _of_tuning(
 )
 DRIFT = _of_tuning(
     "tuning_drift_ratio",
-    "Distance of production's traffic from the traffic it was tuned for, at the last look (0: the same; 0.3: about 35 % "
-    "more or less load, or 30 % of the requests of another length). Absent before the first look after an end.",
+    "Distance of production's traffic from the traffic it was tuned for, at the last look (0: the same; 0.3: about "
+    "35 % more or less load, or 30 % of the requests of another length). Absent before the first look after an end.",
 )
 DRIFT_THRESHOLD = _of_tuning("tuning_drift_threshold_ratio", "Drift past which the tuning no longer fits.")
 

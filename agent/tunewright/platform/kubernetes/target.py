@@ -15,7 +15,7 @@ from tunewright.platform.kubernetes import pods
 from tunewright.platform.kubernetes.canary import Canary
 from tunewright.platform.kubernetes.fields import HOLD_SECONDS, Note, body, leaves_for, own_variables, owners
 from tunewright.platform.kubernetes.names import Owner
-from tunewright.platform.kubernetes.podtemplate import PodTemplate
+from tunewright.platform.kubernetes.podtemplate import PodTemplate, SecretKey
 from tunewright.platform.kubernetes.preflight import Preflight
 from tunewright.platform.kubernetes.prober import Prober
 from tunewright.platform.kubernetes.steps import Action, Do, Extra, View, decide, settled
@@ -152,6 +152,11 @@ class DeploymentTarget:
         }
         text = yaml.safe_dump(patch, sort_keys=False, width=120, allow_unicode=True)
         return f"{template.change(template.candidate, candidate)}\nPatch (kustomize, or `kubectl patch -p`):\n{text}"
+
+    def api_key(self) -> SecretKey | None:
+        """Where the servers' API key lies, for the load test's pod to mount; None when they want none."""
+        key = self._target.template(self._target.read(self._kube)).api_key
+        return key if isinstance(key, SecretKey) else None
 
     def release(self) -> str | None:
         """For a tuning that ends or was deleted half-way: bring the target back as the note on it says.

@@ -1,0 +1,233 @@
+"""`tune`, `check` and `stop` where something is wrong: refused with what to do, and nothing is touched."""
+
+import json
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tunewright.cli.app import app
+from tunewright.exits import Exit
+from tunewright.store.lock import agent_lock
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _signals_are_put_back() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def write(folder: Path, target: dict[str, Any] | None = None, **blocks: Any) -> Path:
+    command = [sys.executable, "-m", "tunewright.simulate", "serve", "m", "--max-num-seqs", "4", "--port", "{port}"]
+    spec: dict[str, Any] = {
+        "target": {"command": command, "listen": f"127.0.0.1:{free_port()}", **(target or {})},
+        "objective": {"maximize": "outputTokensPerSecond"},
+        **blocks,
+    }
+    file = folder / "mine.yaml"
+    text = {"apiVersion": "tunewright.dev/v1alpha1", "kind": "Tuning", "metadata": {"name": "mine"}, "spec": spec}
+    file.write_text(yaml.safe_dump(text))
+    return file
+
+
+def run(command: str, file: Path, state: Path, *more: str, code: Exit) -> str:
+    result = RUNNER.invoke(app, [command, str(file), "--state", str(state), *more])
+    assert result.exit_code == code, (result.output, result.stderr, result.exception)
+    return result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("command", ["tune", "check", "stop"])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "No such file"),
+        ("", "is empty"),
+        ("spec: [", "line 1"),
+        ("apiVersion: tunewright.dev/v1alpha1\nkind: Tuning\nmetadata: {name: a}\nspec: {targett: {}}\n", "target"),
+    ],
+    ids=["missing", "empty", "no YAML", "misspelt"],
+)
+def test_a_file_with_anything_wrong_is_refused_and_nothing_is_made(
+    tmp_path: Path, command: str, text: str | None, told: str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    if text is not None:
+        file.write_text(text)
+    out = run(command, file, tmp_path / "state", code=Exit.USAGE)
+    assert str(file) in out
+    assert told in out
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("command", ["tune", "check", "stop"])
+def test_a_deployment_is_for_the_controller_in_a_cluster(tmp_path: Path, command: str) -> None:
+    file = write(tmp_path)
+    text = yaml.safe_load(file.read_text())
+    text["spec"]["target"] = {"deployment": "llm"}
+    file.write_text(yaml.safe_dump(text))
+    assert "controller in a cluster" in run(command, file, tmp_path / "state", code=Exit.USAGE)
+
+
+@pytest.mark.parametrize("command", ["tune", "stop"])
+def test_two_agents_on_one_store_the_second_is_refused(tmp_path: Path, command: str) -> None:
+    state, file = tmp_path / "state", write(tmp_path)
+    (state / "mine").mkdir(parents=True)
+    with agent_lock(state / "store.sqlite"):
+        assert "is held by process" in run(command, file, state, code=Exit.USAGE)
+
+
+def test_a_state_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    state, file = tmp_path / "state", write(tmp_path)
+    state.write_text("a file")
+    assert "use another --state" in run("tune", file, state, code=Exit.USAGE)
+    assert state.read_text() == "a file"
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:8765", "127.0.0.1", "127.0.0.1:99999", "example.org:80"])
+def test_the_api_is_served_on_this_machine_alone(tmp_path: Path, listen: str) -> None:
+    out = run("tune", write(tmp_path), tmp_path / "state", "--listen", listen, code=Exit.USAGE)
+    assert "loopback address with a port" in out
+
+
+def test_an_address_of_the_api_that_is_taken_is_told(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        out = run("tune", write(tmp_path), tmp_path / "state", "--listen", listen, code=Exit.USAGE)
+    assert f"--listen {listen}" in out
+    assert "choose another port" in out
+
+
+def test_stop_of_what_was_never_started_says_so_and_makes_nothing(tmp_path: Path) -> None:
+    assert "nothing of it was ever started" in run("stop", write(tmp_path), tmp_path / "state", code=Exit.DONE)
+    assert not (tmp_path / "state").exists()
+
+
+def test_servers_of_somebody_else_are_not_stopped(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    text = yaml.safe_load(file.read_text())
+    text["spec"]["spare"] = {"command": text["spec"]["target"]["command"]}
+    text["spec"]["target"] = {"urls": ["http://127.0.0.1:9"]}
+    text["spec"]["promotion"] = {"mode": "recommend"}
+    file.write_text(yaml.safe_dump(text))
+    assert "somebody else runs" in run("stop", file, tmp_path / "state", code=Exit.USAGE)
+    out = run("check", file, tmp_path / "state", code=Exit.USAGE)
+    assert "FAIL production: not healthy: http://127.0.0.1:9" in out
+
+
+# --- check ---
+
+
+def findings(file: Path, state: Path, code: Exit) -> dict[str, tuple[bool, str]]:
+    rows = json.loads(run("check", file, state, "--json", code=code))
+    return {row["what"]: (row["good"], row["detail"]) for row in rows}
+
+
+def test_check_of_a_good_file(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    found = findings(file, tmp_path / "state", Exit.DONE)
+    assert list(found) == ["search", "target command", "target binary", "production", "spare", "GPUs", "metrics"]
+    assert "max_num_seqs=4" in found["target command"][1]
+    assert "simulated" in found["target binary"][1]
+    assert not (tmp_path / "state").exists(), "check touches nothing"
+    assert "ok   target binary" in run("check", file, tmp_path / "state", code=Exit.DONE)
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "told"),
+    [
+        ({"target": {"command": ["no-such-vllm", "serve", "m", "--port", "{port}"]}}, "target binary", "no-such-vllm"),
+        ({"target": {"command": ["false", "serve", "m", "--port", "{port}"]}}, "target binary", "ended with 1"),
+        ({"search": {"include": ["max_num_sequences"]}}, "search", "max_num_sequences"),
+        ({"metrics": {"prometheus": "http://127.0.0.1:9"}}, "metrics", "127.0.0.1:9"),
+    ],
+)
+def test_check_names_what_is_wrong(tmp_path: Path, change: dict[str, Any], what: str, told: str) -> None:
+    found = findings(write(tmp_path, **change), tmp_path / "state", Exit.USAGE)
+    assert not found[what][0]
+    assert told in found[what][1]
+
+
+def test_check_finds_the_clients_address_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        file = write(tmp_path, target={"listen": f"127.0.0.1:{taken.getsockname()[1]}"})
+        good, detail = findings(file, tmp_path / "state", Exit.USAGE)["production"]
+    assert not good
+    assert "taken by another program" in detail
+
+
+def gpus(folder: Path, monkeypatch: pytest.MonkeyPatch, used: int) -> None:
+    """A machine on which `nvidia-smi` tells of GPUs with so many MiB in use."""
+    tool = folder / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\necho '1, {used}, 80000'\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def vllm(folder: Path) -> list[str]:
+    """A program that answers `--version`, and is no simulator."""
+    tool = folder / "bin" / "vllm"
+    tool.write_text("#!/bin/sh\necho 0.32.0\n")
+    tool.chmod(0o755)
+    return ["vllm", "serve", "m", "--port", "{port}"]
+
+
+@pytest.mark.parametrize(
+    ("own", "spare", "told"),
+    [
+        ({}, {}, "the spare has no CUDA_VISIBLE_DEVICES"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {}, "replica 0 and the spare are both on GPU 0"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "1"}, "both on GPU 1"),
+        ({}, {"CUDA_VISIBLE_DEVICES": "1"}, "production has no CUDA_VISIBLE_DEVICES"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "{replica}"}, {}, None),
+    ],
+)
+def test_production_and_spare_never_share_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, str], spare: dict[str, str], told: str | None
+) -> None:
+    gpus(tmp_path, monkeypatch, used=4)
+    target = {"command": vllm(tmp_path), "environment": own}
+    file = write(tmp_path, target=target, spare={"environment": spare})
+    if told is None:
+        assert findings(file, tmp_path / "state", Exit.DONE)["GPUs"] == (
+            True,
+            "the spare's: GPU 1 has 4 of 80000 MiB in use",
+        )
+        return
+    good, detail = findings(file, tmp_path / "state", Exit.USAGE)["GPUs"]
+    assert not good
+    assert told in detail
+    assert told in run("tune", file, tmp_path / "state", code=Exit.USAGE), "tune must refuse it as well"
+
+
+def test_a_spare_gpu_that_somebody_uses_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(tmp_path, monkeypatch, used=60_000)
+    target = {"command": vllm(tmp_path), "environment": {"CUDA_VISIBLE_DEVICES": "0"}}
+    file = write(tmp_path, target=target, spare={"environment": {"CUDA_VISIBLE_DEVICES": "1"}})
+    good, detail = findings(file, tmp_path / "state", Exit.USAGE)["GPUs"]
+    assert not good
+    assert "60000 of 80000 MiB" in detail

@@ -1,0 +1,172 @@
+"""The manifests: kustomize and Helm say the same, both say what the program needs, and the samples are valid."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tunewright.domain.tuning import Tuning
+from tunewright.kube import crds
+from tunewright.platform.kubernetes.podtemplate import PodTemplate
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CHART = DEPLOY / "helm" / "tunewright"
+Json = dict[str, Any]
+
+
+def documents(text: str) -> list[Json]:
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def files(folder: Path) -> list[Json]:
+    """What a kustomization names, read as it is: the base transforms nothing."""
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    found = []
+    for name in kustomization.get("resources", []):
+        found += documents((folder / name).read_text())
+    return found
+
+
+def key(found: Json) -> str:
+    return f"{found['kind']} {found['metadata'].get('namespace', '')}/{found['metadata']['name']}"
+
+
+def comparable(
+    found: list[Json], *, without: tuple[str, ...] = ("Namespace", "CustomResourceDefinition")
+) -> dict[str, Json]:
+    """By kind and name, without what only one of the tools writes."""
+    kept = json.loads(json.dumps([each for each in found if each["kind"] not in without]))
+    for each in kept:
+        for label in ("app.kubernetes.io/managed-by", "helm.sh/chart"):
+            each["metadata"].get("labels", {}).pop(label, None)
+    return {key(each): each for each in kept}
+
+
+def chart(values: Json | None = None, name: str = "tunewright", namespace: str = "tunewright") -> list[Json]:
+    """The chart as Helm renders it."""
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
+    rendered = helm.Chart.load(str(CHART)).render(values or {}, name=name, namespace=namespace)
+    return [each for path, text in rendered.items() if path.endswith(".yaml") for each in documents(text)]
+
+
+def kustomize(folder: Path) -> list[Json]:
+    """A folder as kubectl renders it."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return documents(done.stdout)
+
+
+def test_chart_and_base_are_equal() -> None:
+    assert comparable(chart()) == comparable(files(DEPLOY / "base"))
+
+
+def test_chart_and_all_that_is_optional_are_equal() -> None:
+    options = {"capacity": {"enabled": True}, "monitoring": {"enabled": True}}
+    both = [each for folder in ("base", "capacity", "monitoring") for each in files(DEPLOY / folder)]
+    assert comparable(chart(options)) == comparable(both)
+
+
+def test_chart_and_overlay_are_equal_cluster_wide() -> None:
+    assert comparable(chart({"clusterWide": True})) == comparable(kustomize(DEPLOY / "overlays" / "cluster-wide"))
+
+
+def test_kubectl_renders_the_base_as_it_is_with_the_crds() -> None:
+    rendered = kustomize(DEPLOY / "base")
+    assert comparable(rendered) == comparable(files(DEPLOY / "base"))
+    assert {each["metadata"]["name"] for each in rendered if each["kind"] == "CustomResourceDefinition"} == {
+        document["metadata"]["name"] for document in crds.documents().values()
+    }
+
+
+@pytest.mark.parametrize("folder", ["crds", "helm/tunewright/crds"])
+def test_the_crds_are_as_generated(folder: str) -> None:
+    assert {path.name: path.read_text() for path in (DEPLOY / folder).glob("tunewright.dev_*")} == crds.render()
+
+
+def test_two_releases_are_kept_apart() -> None:
+    names = {key(each) for each in chart({"clusterWide": True, "userRoles": {"create": False}}, "a-tunewright", "a")}
+    assert not names & {key(each) for each in chart({"clusterWide": True}, "tunewright", "b")}
+
+
+def test_the_chart_refuses_values_that_it_does_not_know() -> None:
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
+    loaded = helm.Chart.load(str(CHART))
+    loaded.validate_schema({})
+    for wrong in ({"clusterwide": True}, {"image": {"repository": ""}}, {"clusterWide": "yes"}):
+        with pytest.raises(helm.HelmError):
+            loaded.validate_schema(wrong)
+
+
+def test_the_notes_tell_the_next_command() -> None:
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
+    rendered = helm.Chart.load(str(CHART)).render({}, name="tunewright", namespace="prod")
+    notes = next(text for path, text in rendered.items() if path.endswith("NOTES.txt"))
+    assert "kubectl -n prod rollout status deployment/tunewright" in notes
+
+
+def test_the_controller_has_no_privilege_and_its_load_tests_its_own_image() -> None:
+    found = next(each for each in files(DEPLOY / "base") if each["kind"] == "Deployment")
+    pod = found["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    environment = {each["name"]: each.get("value") for each in container["env"]}
+    assert environment["TUNEWRIGHT_IMAGE"] == container["image"]
+    assert {"readinessProbe", "livenessProbe", "resources"} <= container.keys()
+
+
+def rules(found: list[Json], kind: str) -> list[Json]:
+    return [rule for each in found if each["kind"] == kind for rule in each["rules"]]
+
+
+def test_nobody_is_granted_secrets_or_everything() -> None:
+    everything = [each for folder in ("base", "capacity") for each in files(DEPLOY / folder)]
+    everything += files(DEPLOY / "overlays" / "cluster-wide")
+    granted = rules(everything, "Role") + rules(everything, "ClusterRole")
+    assert granted
+    for rule in granted:
+        assert not {"*", "secrets", "pods/exec", "serviceaccounts/token"} & {*rule["resources"], *rule["verbs"]}
+
+
+def test_no_role_for_people_can_forge_a_measurement_or_a_decision() -> None:
+    roles = {each["metadata"]["name"]: each for each in files(DEPLOY / "base") if each["kind"] == "ClusterRole"}
+    assert set(roles) == {"tunewright-view", "tunewright-edit", "tunewright-approve"}
+    for name, role in roles.items():
+        for rule in role["rules"]:
+            assert "tunings/status" not in rule["resources"]
+            assert "trials/status" not in rule["resources"]
+            assert ("tunings/approval" in rule["resources"]) <= (name == "tunewright-approve")
+            assert name == "tunewright-view" or "trials" not in rule["resources"]
+    labels = roles["tunewright-approve"]["metadata"]["labels"]
+    assert not any("aggregate-to" in label for label in labels)
+
+
+def test_cluster_wide_grants_what_the_base_grants_but_the_lease() -> None:
+    wide = rules(files(DEPLOY / "overlays" / "cluster-wide"), "ClusterRole")
+    here = rules(files(DEPLOY / "base"), "Role")
+    assert wide == [rule for rule in here if rule["resources"] != ["leases"]]
+
+
+@pytest.mark.parametrize("sample", ["simulator.yaml", "gpu.yaml"])
+def test_the_samples_are_valid_and_can_be_tuned(sample: str) -> None:
+    found = {each["kind"]: each for each in documents((DEPLOY / "samples" / sample).read_text())}
+    tuning = Tuning.model_validate(found["Tuning"])
+    deployment = found["Deployment"]
+    assert tuning.spec.target.deployment == deployment["metadata"]["name"]
+    template = PodTemplate(deployment["spec"]["template"])
+    assert template.container["readinessProbe"]
+    assert template.container["lifecycle"]["preStop"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
+    chosen = found["Service"]["spec"]["selector"].items()
+    assert chosen <= labels
+    assert deployment["spec"]["selector"]["matchLabels"].items() - chosen, "the canary can be kept out of its selector"
