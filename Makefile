@@ -41,6 +41,7 @@ generate: $(STAMP) ## Write the generated docs and the JSON schema again
 	$(BIN)/python -m tunewright.telemetry.docs
 	$(BIN)/python -m tunewright.api.schema
 	$(BIN)/python -m tunewright.kube.crds
+	$(BIN)/python -m tunewright.kube.crds --out deploy/helm/tunewright/crds
 	$(BIN)/python -m tunewright.knobs.docs > docs/knobs.md
 
 lock: $(STAMP) ## Resolve the dependencies again

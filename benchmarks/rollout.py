@@ -45,10 +45,14 @@ def cases(quick: bool) -> list[tuple[Case, tuple[str, ...]]]:
         case("as good, meets the SLO by 10 %", bad=False, slo_over_stable=1.1),
     ]
     found = [(one, all_rules) for one in main]
-    for rate in (1.0, 100.0):
-        found += [(one, ("tunewright",)) for one in _beside(f"{rate:g} requests/s", rate=rate)]
-    for spread in (0.3, 0.8):
-        found += [(one, ("tunewright",)) for one in _beside(f"log-sd {spread:g}", spread=spread)]
+    for name, traffic in (
+        ("1 request/s", {"rate": 1.0}),
+        ("100 requests/s", {"rate": 100.0}),
+        ("log-sd 0.3", {"spread": 0.3}),
+        ("log-sd 0.8", {"spread": 0.8}),
+        ("load that swells by 30 %", {"swell": 0.3}),
+    ):
+        found += [(one, all_rules) for one in _beside(name, **traffic)]
     found += [(one, ("tunewright",)) for one in _beside("fine buckets", fine_buckets=True)]
     found += [
         (case("fine buckets: tail only: 5 % of requests x 3", tail=0.05, tail_factor=3.0, fine_buckets=True), all_rules)

@@ -145,7 +145,7 @@ def _true_p99(case: Case, name: str) -> float:
     key = (case.stable.spread, case.fine_buckets, name)
     if key not in _KNOWN:
         _, long = sides(case, 0)
-        long.behaviour = replace(case.stable, rate=1000.0)
+        long.behaviour = replace(case.stable, rate=1000.0, swell=0.0)
         long.grow(20)
         _KNOWN[key] = _p99(long, name, slice(0, 20))
     return _KNOWN[key]

@@ -208,12 +208,12 @@ class World:
 
 
 GRID: dict[str, tuple[KnobValue, ...]] = {
-    "max_num_seqs": (32, 64, 128, 256),
-    "max_num_batched_tokens": (1024, 4096, 16384),
-    "long_prefill_token_threshold": (0, 1024),
+    "max_num_seqs": (64, 128, 256),
+    "max_num_batched_tokens": (1024, 4096),
+    "long_prefill_token_threshold": (1024,),
     "gpu_memory_utilization": (0.94,),
-    "max_cudagraph_capture_size": (512,),
-    "cudagraph_mode": ("FULL_DECODE_ONLY",),
+    "max_cudagraph_capture_size": (),
+    "cudagraph_mode": (),
     "num_speculative_tokens": (0, 1, 2, 4),
     "omp_num_threads": (),
     "mamba_ssm_cache_dtype": ("float16",),

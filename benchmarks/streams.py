@@ -20,6 +20,7 @@ Floats = npt.NDArray[np.float64]
 SCRAPE = 15.0  # seconds between two scrapes
 TTFT, TPOT, OUTPUT_TOKENS = 0.3, 0.02, 100  # medians in seconds
 CHUNK = 20  # scrapes that are drawn at once
+LONGEST = 120  # scrapes of a whole rollout
 
 VLLM_EDGES = {
     names.TTFT: (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160),
@@ -36,7 +37,8 @@ LATENCIES = tuple(VLLM_EDGES)
 class Behaviour:
     """What the servers of one side do: requests/s, log-sd, a factor on all latencies, and the share of errors.
 
-    A share `tail` of the requests takes `tail_factor` times as long on top.
+    A share `tail` of the requests takes `tail_factor` times as long on top. `swell` is the log-sd of a slow movement of
+    all latencies with the load, which both sides share; a fifth of it comes on top for each side alone.
     """
 
     rate: float
@@ -45,13 +47,17 @@ class Behaviour:
     errors: float = 0.0
     tail: float = 0.0
     tail_factor: float = 1.0
+    swell: float = 0.0
 
 
 class Side:
     """One side's counters, scrape by scrape."""
 
-    def __init__(self, behaviour: Behaviour, edges: dict[str, tuple[float, ...]], rng: np.random.Generator) -> None:
+    def __init__(
+        self, behaviour: Behaviour, edges: dict[str, tuple[float, ...]], rng: np.random.Generator, common: Floats
+    ) -> None:
         self.behaviour, self.edges, self._rng = behaviour, edges, rng
+        self._level = np.exp(behaviour.swell * (common + 0.2 * slow_noise(rng)))
         self._arrays = {name: np.asarray(edge) for name, edge in edges.items()}
         self.finished: Floats = np.empty(0)
         self.errors: Floats = np.empty(0)
@@ -86,7 +92,9 @@ class Side:
         arrivals = rng.poisson(b.rate * SCRAPE, CHUNK)
         total = int(arrivals.sum())
         scrape = np.repeat(np.arange(CHUNK), arrivals)
-        slow = np.where(rng.random(total) < b.tail, b.tail_factor, 1.0) * b.factor
+        done = len(self.finished)
+        level = self._level[done : done + CHUNK][scrape]
+        slow = np.where(rng.random(total) < b.tail, b.tail_factor, 1.0) * b.factor * level
         ttft = TTFT * np.exp(b.spread * rng.normal(size=total)) * slow
         tpot = TPOT * np.exp(b.spread * rng.normal(size=total)) * slow
         failed = rng.random(total) < b.errors
@@ -99,6 +107,15 @@ class Side:
             table = np.bincount(slot, good, CHUNK * width).reshape(CHUNK, width)
             self.buckets[name] = np.concatenate([self.buckets[name], table])
             self.sums[name] = np.append(self.sums[name], np.bincount(scrape, good * values, CHUNK))
+
+
+def slow_noise(rng: np.random.Generator) -> Floats:
+    """Unit-variance noise, one value a scrape, that forgets half of itself every three scrapes."""
+    values, state = np.empty(LONGEST), float(rng.normal())
+    for at, kick in enumerate(rng.normal(size=LONGEST)):
+        state = 0.8 * state + 0.6 * kick
+        values[at] = state
+    return values
 
 
 @dataclass(frozen=True)
@@ -118,6 +135,7 @@ def case(
     *,
     rate: float = 10.0,
     spread: float = 0.5,
+    swell: float = 0.0,
     share: float = 1 / 3,
     bad: bool = True,
     fine_buckets: bool = False,
@@ -125,15 +143,16 @@ def case(
     **canary: float,
 ) -> Case:
     """A case by the whole rate and the canary's share; the keywords left are the canary's behaviour."""
-    stable = Behaviour(rate=rate * (1 - share), spread=spread)
+    stable = Behaviour(rate=rate * (1 - share), spread=spread, swell=swell)
     return Case(name, replace(stable, rate=rate * share, **canary), stable, bad, fine_buckets, slo_over_stable)
 
 
 def sides(case: Case, seed: int) -> tuple[Side, Side]:
     """Canary and stable servers of one rollout."""
     edges = FINE_EDGES if case.fine_buckets else VLLM_EDGES
-    canary, stable = np.random.default_rng(seed).spawn(2)
-    return Side(case.canary, edges, canary), Side(case.stable, edges, stable)
+    canary, stable, shared = np.random.default_rng(seed).spawn(3)
+    common = slow_noise(shared)
+    return Side(case.canary, edges, canary, common), Side(case.stable, edges, stable, common)
 
 
 def ttft_p95(behaviour: Behaviour) -> float:

@@ -5,15 +5,16 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tunewright.controller.context import Context
 from tunewright.controller.decisions import go_back
 from tunewright.controller.manager import Key, Manager
 from tunewright.controller.reconcile import reconcile
+from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import TERMINAL
-from tunewright.domain.state import TuningRecord
+from tunewright.domain.state import TrialRecord, TuningRecord
 from tunewright.domain.tuning import Tuning
 from tunewright.knobs.facts import ModelFacts
 from tunewright.kube.client import Json, Kube
@@ -21,6 +22,7 @@ from tunewright.kube.lease import LeaderElection, Role
 from tunewright.kube.resources import DEPLOYMENTS, PODS, TUNINGS
 from tunewright.kube.watch import Watcher
 from tunewright.observe.prometheus import PrometheusSource
+from tunewright.platform.kubernetes.abandoned import release_abandoned
 from tunewright.platform.kubernetes.loadpod import KubernetesLoadTest, LoadPodSettings
 from tunewright.platform.kubernetes.names import Owner
 from tunewright.platform.kubernetes.prober import Prober
@@ -96,6 +98,7 @@ class Cluster:
         for resource, watcher in zip(("tunings", "pods", "deployments"), self._watchers, strict=True):
             self.metrics.instruments.watches(resource, watcher.silent_for)
         self._targets: dict[str, set[str]] = {}
+        self._released = False
 
     def run(self, stop: threading.Event) -> bool:
         """Until `stop` (True), or until the leadership is lost for good (False)."""
@@ -140,7 +143,14 @@ class Cluster:
     # --- one pass ---
 
     def _keys(self) -> list[Key]:
-        return [(self.settings.namespace, name) for name in self._store().names()]
+        found = self.kube.list(TUNINGS, self.settings.namespace).items
+        if not self._released:
+            # Once, when this process begins to lead: what tunings deleted meanwhile left half-way.
+            live = {str(each["metadata"]["uid"]) for each in found}
+            for told in release_abandoned(self.kube, self.settings.namespace, live, self.clock):
+                _log.warning(told)
+            self._released = True
+        return [(self.settings.namespace, str(each["metadata"]["name"])) for each in found]
 
     def _store(self) -> KubernetesStore:
         """One per thread: it remembers what it read last, and is not made for several at once."""
@@ -218,6 +228,18 @@ class Cluster:
         )
         prober = Prober(spec.target.model, spec.target.api_key_file)
         settings = LoadPodSettings(self.settings.image, self.settings.image_pull_policy)
+        target = DeploymentTarget(
+            self.kube,
+            owner,
+            ref,
+            self.clock,
+            take_over=spec.promotion.take_over,
+            start_timeout=spec.target.start_timeout,
+            drain_timeout=spec.target.drain_timeout,
+            overrides=overrides,
+            prober=prober,
+            cold_start=lambda candidate: first_start(store.trials(tuning.metadata.name), candidate),
+        )
         return Context(
             clock=self.clock,
             store=store,
@@ -238,20 +260,15 @@ class Cluster:
                 overrides=overrides,
                 prober=prober,
             ),
-            load=KubernetesLoadTest(self.kube, owner, namespace, settings, self.clock),
-            target=DeploymentTarget(
-                self.kube,
-                owner,
-                ref,
-                self.clock,
-                take_over=spec.promotion.take_over,
-                start_timeout=spec.target.start_timeout,
-                drain_timeout=spec.target.drain_timeout,
-                overrides=overrides,
-                prober=prober,
-            ),
+            load=KubernetesLoadTest(self.kube, owner, namespace, settings, self.clock, api_key=target.api_key),
+            target=target,
             proposer=OptunaProposer(spec.search, ModelFacts()),
         )
+
+
+def first_start(trials: Sequence[TrialRecord], candidate: Candidate) -> float | None:
+    """Seconds that a candidate took to start in its first trial: nothing of it was cached then."""
+    return next((t.start_seconds for t in trials if t.candidate.hash == candidate.hash and t.start_seconds), None)
 
 
 def default_selector(namespace: str, deployment: str) -> str:

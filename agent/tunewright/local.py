@@ -1,10 +1,11 @@
 """One tuning on one machine: the adapters put together, and production supervised while the loop runs."""
 
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ from tunewright.controller.context import Context
 from tunewright.controller.loop import Stop, run
 from tunewright.controller.trials import put_back, running
 from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION, Phase
-from tunewright.domain.state import TrialPhase, TuningRecord
+from tunewright.domain.state import TrialPhase, TrialRecord, TuningRecord
 from tunewright.domain.step import start_anew, update
 from tunewright.domain.tuning import Tuning
 from tunewright.knobs.facts import ModelFacts, read_facts
@@ -61,6 +62,7 @@ class LocalTuning:
         self._exits = ExitStack()
         self._supervised = float("-inf")
         self._reported = ""
+        self._spare_told = ""
 
     def __enter__(self) -> "LocalTuning":
         with ExitStack() as exits:
@@ -99,6 +101,11 @@ class LocalTuning:
     def prometheus_targets(self) -> Path:
         """A `file_sd` file that names the servers of production as they come and go."""
         return self.folder / "production" / "prometheus-targets.json"
+
+    @property
+    def spare_targets(self) -> Path:
+        """The same for the server under test: its traffic is the load tests', so it needs a scrape job of its own."""
+        return self.folder / "spare-targets.json"
 
     def start_production(self, stop: Stop) -> bool:
         """Start production and wait until it is whole; False when `stop` came first.
@@ -177,12 +184,27 @@ class LocalTuning:
     def live(self, record: TuningRecord) -> LiveStatus:
         """What the running trial does just now."""
         current = next((t for t in self.store.trials(record.name) if t.phase is not TrialPhase.DONE), None)
+        self._publish_spare(current)
         report = str(self.report_path) if record.phase in TERMINAL else None
         if current is None or current.phase is not TrialPhase.MEASURING:
             return LiveStatus(stage=str(current.phase) if current else "", report=report)
         load = self.context.load.poll(f"{current.id}-{current.attempt}")
         progress = load.progress if load.phase is LoadPhase.RUNNING else None
         return LiveStatus(stage=load.detail or "measuring", progress=progress, report=report)
+
+    def _publish_spare(self, current: TrialRecord | None) -> None:
+        """Tell Prometheus (`file_sd_configs`, a job of its own) where the server under test is, for the dashboards."""
+        groups = []
+        if current is not None and current.phase is TrialPhase.MEASURING:
+            url = self.context.spare.poll(f"{current.id}-{current.attempt}").url
+            labels = {"role": "spare", "candidate": current.candidate.hash, "tuning": self.tuning.metadata.name}
+            groups = [{"targets": [url.removeprefix("http://")], "labels": labels}] if url else []
+        text = json.dumps(groups, indent=1)
+        if text == self._spare_told:
+            return
+        with suppress(OSError):  # a full disk costs a panel, not the tuning
+            write_atomic(self.spare_targets, text.encode())
+            self._spare_told = text
 
     def _make_target(self) -> ProcessTarget | AdoptedTarget:
         spec = self.tuning.spec

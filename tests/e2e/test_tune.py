@@ -84,7 +84,9 @@ def test_approved_over_rest_and_rolled_back_by_the_command(box: Box) -> None:
         agent.until(lambda: box.phase() == "AwaitingApproval", "it waits for approval")
         assert httpx.get(f"{tuning}/promotion", timeout=10.0).status_code == 401
         bind = httpx.get(f"{tuning}/promotion", headers=headers, timeout=10.0).json()["bind"]
-        stale = httpx.post(f"{tuning}/approve", headers=headers, json={**bind, "spec": "0000000000"}, timeout=10.0)
+        stale = httpx.post(
+            f"{tuning}/approve", headers=headers, json={**bind, "spec": "0000000000", "reason": "x"}, timeout=10.0
+        )
         assert (stale.status_code, stale.json()["type"].rpartition("/")[2]) == (409, "stale")
         assert box.phase() == "AwaitingApproval"
         taken = httpx.post(f"{tuning}/approve", headers=headers, json={**bind, "reason": "by REST"}, timeout=10.0)

@@ -85,7 +85,7 @@ class Box:
         self.file = folder / "quick.yaml"
         self.proxy_port, self.first_port = _free_port(), sockets.free_port(20000 + os.getpid() % 100 * 100)
         self.write(**spec)
-        self._starts = 0
+        self._agents: list[Agent] = []
 
     @property
     def url(self) -> str:
@@ -98,10 +98,14 @@ class Box:
 
     def tune(self, *more: str) -> "Agent":
         """`tunewright tune`, in the background."""
-        self._starts += 1
-        return Agent(
-            ["tune", str(self.file), "--state", str(self.state), *more], self.folder / f"tune.{self._starts}.log"
-        )
+        log = self.folder / f"tune.{len(self._agents)}.log"
+        self._agents.append(Agent(["tune", str(self.file), "--state", str(self.state), *more], log))
+        return self._agents[-1]
+
+    def kill_agents(self) -> None:
+        """End those that still run, whatever happened."""
+        for agent in self._agents:
+            agent.kill()
 
     def command(self, *words: str, code: int | None = 0, state: Path | None = None) -> str:
         """Any other command to its end; what it printed. `code`: the exit code that is wanted, None for any."""
@@ -246,7 +250,11 @@ def clients(box: Box, rate: float = 6.0) -> Iterator[Clients]:
 def new_box(folder: Path, **spec: Any) -> Iterator[Box]:
     """A box, of which nothing is left in the end, also when the test fails."""
     with nothing_left(folder):
-        yield Box(folder, **spec)
+        box = Box(folder, **spec)
+        try:
+            yield box
+        finally:
+            box.kill_agents()
 
 
 def answers(url: str) -> bool:

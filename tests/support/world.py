@@ -95,6 +95,7 @@ class World:
         self.runs: dict[str, int] = {}
         self.fleet: list[Server] = [Server(f"server-{i}", BASELINE, -60.0) for i in range(self.replicas)]
         self.canary: Server | None = None
+        self.surge: Server | None = None
         self.stable = BASELINE
         self.plans: list[TargetPlan] = []
         self.canary_behaviour: Behaviour | None = None
@@ -156,6 +157,15 @@ class World:
         if here:
             raise Killed
         return result
+
+    def scale(self, servers: int) -> None:
+        """What an autoscaler does: servers of the present template come, or the last ones go."""
+        now, newest = self.clock.now(), self.fleet[0].candidate
+        self.fleet.sort(key=lambda server: now < server.ready_at)  # a ReplicaSet gives up those that are not ready first
+        del self.fleet[servers:]
+        while len(self.fleet) < servers:
+            start = self.behaviour(newest).start
+            self.fleet.append(Server(f"server-{len(self.fleet)}", newest, now, now + start))
 
     def leftovers(self) -> list[str]:
         """What is still on the spare, or of the load test."""
@@ -329,22 +339,30 @@ class FakeTarget:
                 continue
             settled = False
             others = [s for s in (*world.fleet, world.canary) if s is not None and s is not server]
+            start = world.behaviour(wanted).start
             if any(self._is_ready(s, now) for s in others):
-                start = world.behaviour(wanted).start
                 world.fleet[slot] = Server(server.name, wanted, now, now + start)
+            elif world.surge is None or world.surge.candidate.hash != wanted.hash:
+                world.surge = Server(server.name, wanted, now, now + start)
+            elif self._is_ready(world.surge, now):
+                world.fleet[slot], world.surge = world.surge, None
             break
         if settled and not plan.canary:
             world.stable = plan.candidate if plan.updated == len(world.fleet) else plan.baseline
-        self.check()
+        self.check(plan.updated)
         failure = None
         if world.canary and (broken := self._canary_behaviour().failure):
             failure = broken
         return self._status(settled, "moving" if not settled else "settled", failure)
 
-    def check(self) -> None:
-        """Invariant 1: somebody of a known-good configuration answers at every moment."""
-        now = self.world.clock.now()
-        assert any(self._is_ready(server, now) for server in self.world.fleet), "no ready server is left"
+    def check(self, updated: int) -> None:
+        """Invariant 1: somebody of a known-good configuration answers at every moment.
+
+        The canary's is one once the last replica is to run it: it was judged before.
+        """
+        now, canary = self.world.clock.now(), self.world.canary
+        trusted = [*self.world.fleet, *([canary] if canary and updated >= len(self.world.fleet) else [])]
+        assert any(self._is_ready(server, now) for server in trusted), "no ready server is left"
 
     def _follow_canary(self, plan: TargetPlan, now: float) -> None:
         if plan.canary and self.world.canary is None:

@@ -82,7 +82,8 @@ def test_nothing_there_yet_and_looking_makes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["show", "other"], ["trials", "other"], ["report", "other"], ["export", "other", "--storage", "sqlite://"]]
+    "words",
+    [["show", "other"], ["trials", "other"], ["report", "other"], ["export", "other", "--storage", "sqlite://"]],
 )
 def test_an_unknown_tuning_names_those_that_there_are(state: Path, words: list[str]) -> None:
     told = run(state, *words, code=Exit.USAGE)

@@ -321,3 +321,27 @@ def test_the_budget_in_gpu_minutes_is_kept() -> None:
     world.run(until=lambda r: r.phase is Phase.CONFIRMING)
     used = sum(t.gpu_seconds for t in world.store.trials("demo"))
     assert 60 < used <= 90
+
+
+@pytest.mark.parametrize("phase", [Phase.CANARY, Phase.ROLLING, Phase.WATCHING])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_an_autoscaler_that_scales_during_the_rollout_is_no_obstacle(world: World, phase: Phase, servers: int) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.phase is phase)
+    world.scale(servers)
+    record = world.run()
+    assert record.phase is Phase.PROMOTED, record.sentence
+    assert [s.candidate.hash for s in world.fleet] == [BEST.hash] * servers
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_an_autoscaler_that_scales_while_it_goes_back_is_no_obstacle(world: World, servers: int) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.phase is Phase.ROLLING and r.promotion is not None and r.promotion.updated == 2)
+    decide(world, "abort")
+    world.run(until=lambda r: r.phase is Phase.ROLLING_BACK)
+    world.scale(servers)
+    assert world.run().phase is Phase.ROLLED_BACK
+    assert [s.candidate.hash for s in world.fleet] == [BASELINE.hash] * servers

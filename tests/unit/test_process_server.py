@@ -12,7 +12,7 @@ from processes import ShiftedClock, fake_command, first_port, nothing_left, wait
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.state import FailureKind
-from tunewright.platform.process import children, http, records, sockets
+from tunewright.platform.process import children, http, probe, records, sockets
 from tunewright.platform.process.command import Command
 from tunewright.platform.process.records import Launch
 from tunewright.platform.process.server import STOP_GRACE, Server
@@ -129,6 +129,27 @@ def test_a_kill_of_a_ready_server_is_noticed_by_the_next_poll(folder: Path, cloc
     clock.ahead = STOP_GRACE + 1
     until(server, ServerPhase.ABSENT)
     assert children.group_members(child) == []
+
+
+def test_a_kill_is_told_though_the_port_closed_before_the_process_was_gone(
+    folder: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real vLLM with its gigabytes takes a moment to die, in which its port refuses already."""
+    server = make(folder, clock)
+    begin(server)
+    until(server, ServerPhase.READY)
+    child = child_of(server)
+
+    def killed_just_now(_url: str) -> probe.Health:
+        os.kill(child.pid, signal.SIGKILL)
+        return probe.Health.REFUSED
+
+    monkeypatch.setattr(probe, "health", killed_just_now)
+    failure = server.poll().failure
+    assert failure is not None
+    assert failure.kind is FailureKind.KILLED
+    assert failure.exit_code == -signal.SIGKILL
+    assert "SIGKILL" in failure.cause
 
 
 def test_a_dead_engine_is_noticed_while_the_process_still_answers(folder: Path, clock: ShiftedClock) -> None:

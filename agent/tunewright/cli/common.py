@@ -32,7 +32,6 @@ StateOption = Annotated[
         help="Folder of the records, logs and reports.",
     ),
 ]
-NameArgument = Annotated[str, typer.Argument(help="Name of the tuning: `metadata.name` in its file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -80,3 +79,17 @@ def opened_at(state: Path, name: str) -> Iterator[tuple[Store, TuningRecord]]:
             names = ", ".join(store.names()) if store is not None else ""
             raise Refused(f"there is no tuning {name!r} in {state}; there are: {names or 'none'}")
         yield store, record
+
+
+def _names(context: typer.Context, incomplete: str) -> list[str]:
+    """For the shell's completion, which must never print an error into somebody's command line."""
+    try:
+        with opened(context.params.get("state") or default_state()) as store:
+            return [name for name in (store.names() if store is not None else []) if name.startswith(incomplete)]
+    except (Refused, PortError):
+        return []
+
+
+NameArgument = Annotated[
+    str, typer.Argument(help="Name of the tuning: `metadata.name` in its file.", autocompletion=_names)
+]

@@ -49,6 +49,7 @@ def canary(record: TuningRecord, context: Context) -> Step:
     canary_spec, analysis = record.tuning.spec.promotion.canary, record.tuning.spec.promotion.analysis
     status = context.target.apply(plan_for(record, promotion))
     record = _noted(record, status)
+    promotion = _promotion(record)
     if status.failure is not None:
         return _back(record, f"the canary failed: {status.failure.cause}", now)
     server = ready_canary(status)
@@ -85,6 +86,7 @@ def rolling(record: TuningRecord, context: Context) -> Step:
     now, promotion = context.clock.now(), _promotion(record)
     status = context.target.apply(plan_for(record, promotion))
     record = _noted(record, status)
+    promotion = _promotion(record)
     if status.failure is not None:
         return _back(record, f"a replica failed during the roll: {status.failure.cause}", now)
     done = ready_on(status, promotion.candidate.hash)
@@ -109,6 +111,7 @@ def watching(record: TuningRecord, context: Context) -> Step:
     spec = record.tuning.spec.promotion
     status = context.target.apply(plan_for(record, promotion))
     record = _noted(record, status)
+    promotion = _promotion(record)
     if status.failure is not None:
         return _back(record, f"a replica failed after the roll: {status.failure.cause}", now)
     if promotion.verdict is None or now - promotion.verdict.at >= spec.analysis.interval or _watched(record, now):
@@ -137,6 +140,7 @@ def rolling_back(record: TuningRecord, context: Context) -> Step:
     now, promotion = context.clock.now(), _promotion(record)
     status = context.target.apply(plan_for(record, promotion))
     record = _noted(record, status)
+    promotion = _promotion(record)
     done = ready_on(status, promotion.baseline.hash)
     if not status.settled or done < promotion.replicas:
         sentence = f"Going back ({promotion.back_reason}): {done} of {promotion.replicas} replicas ({status.detail})."
@@ -178,8 +182,15 @@ def ended(record: TuningRecord, context: Context) -> Step:
 
 
 def _noted(record: TuningRecord, status: TargetStatus) -> TuningRecord:
-    """The record with what production's status says of others who change it."""
-    return update(record, foreign=status.foreign or "")
+    """The record with what production's status says of others who change it: their edits, and how many servers it has.
+
+    An autoscaler may scale production meanwhile; the roll is over when all servers that there are then run the winner.
+    """
+    promotion = record.promotion
+    if promotion is not None and status.desired >= 1 and status.desired != promotion.replicas:
+        updated = min(promotion.updated, status.desired)
+        promotion = update(promotion, replicas=status.desired, updated=updated)
+    return update(record, foreign=status.foreign or "", promotion=promotion)
 
 
 def _promotion(record: TuningRecord) -> PromotionState:

@@ -3,7 +3,7 @@
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,8 +29,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def prometheus(folder: Path, targets: Path, interval: float) -> Iterator[str]:
-    """Run it meanwhile, scraping every `interval` seconds what the `file_sd` file `targets` names; its URL."""
+def prometheus(
+    folder: Path, targets: Path, interval: float, more: Mapping[str, Path] | None = None, rules: Path | None = None
+) -> Iterator[str]:
+    """Run it meanwhile, scraping every `interval` seconds what the `file_sd` file `targets` names; its URL.
+
+    `more` are further jobs with a file each; `rules` is a file of rules that it evaluates.
+    """
     program = binary()
     if program is None:
         raise PortError("there is no prometheus on the PATH")
@@ -38,9 +43,12 @@ def prometheus(folder: Path, targets: Path, interval: float) -> Iterator[str]:
     port, config = free_port(), folder / "prometheus.yml"
     config.write_text(
         f"global: {{scrape_interval: {interval:g}s, scrape_timeout: {interval:g}s}}\n"
-        "scrape_configs:\n"
-        "  - job_name: vllm\n"
-        f"    file_sd_configs: [{{files: ['{targets}'], refresh_interval: {interval:g}s}}]\n"
+        + (f"rule_files: ['{rules}']\n" if rules is not None else "")
+        + "scrape_configs:\n"
+        + "".join(
+            f"  - job_name: {job}\n    file_sd_configs: [{{files: ['{file}'], refresh_interval: {interval:g}s}}]\n"
+            for job, file in {"vllm": targets, **(more or {})}.items()
+        )
     )
     argv = [
         program,

@@ -316,11 +316,11 @@ class Analysis(Model):
     """The canary against the stable servers over the same minutes."""
 
     interval: Duration = Field(default=30.0, description="Time between two looks.")
-    min_duration: Duration = Field(default=300.0, description="No pass before then; errors may fail it at once.")
+    min_duration: Duration = Field(default=300.0, description="No pass before then; what is surely worse goes back sooner.")
     max_duration: Duration = Field(default=1800.0, description="A verdict still open by then goes back.")
     min_requests: int = Field(default=50, ge=1, description="Requests on each side before any verdict.")
-    tolerance: Percentage = Field(default=0.1, description="A latency may be worse by this share.")
-    max_error_rate: Percentage = Field(default=0.01, description="More errors than this on the canary: back.")
+    tolerance: Percentage = Field(default=0.1, description="Latencies worse by this share, or more, are caught; as good passes; between, the nearer.")
+    max_error_rate: Percentage = Field(default=0.01, description="Back, above this or surely more than the others and half of this.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

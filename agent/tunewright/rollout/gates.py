@@ -10,6 +10,7 @@ from tunewright.domain.verdict import MetricVerdict, Outcome, Reading
 from tunewright.observe import names
 from tunewright.rollout.evidence import Evidence, Latency
 from tunewright.rollout.inference import (
+    apart,
     chance_of_fewer,
     chance_of_more,
     clustering,
@@ -171,7 +172,7 @@ def tail(case: Case, latency: LatencyName) -> MetricVerdict | None:
     if case.too_few:
         return _verdict(metric, Outcome.INCONCLUSIVE, case.too_few, shown)
     # Requests that are alike count less.
-    wider = max(clustering(canary.blocks, canary.histogram), clustering(stable.blocks, stable.histogram))
+    wider = apart(canary.blocks, stable.blocks, (canary.histogram, stable.histogram))
     counted = (hits / wider, of / wider, other_hits / wider, other_of / wider)
     worse = (1 + TAIL_WORSE * max(case.analysis.tolerance, LEAST_TOLERANCE)) ** TAIL_SLOPE
     change = f"{latency} above {edge:g} s: {hits / of:.1%} against {other_hits / other_of:.1%}"
@@ -208,6 +209,8 @@ def absolute(case: Case, latency: LatencyName, percentile: str, bound: float) ->
     if case.too_early:
         return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
     if value is not None and value <= bound and not surely:
+        if stable is not None and stable.count > 0:  # what both sides share is no doubt about the canary
+            wider = apart(canary.blocks, stable.blocks, (histogram, stable.histogram))
         highest = histogram.quantile(share_upper(q * histogram.total / wider, histogram.total / wider, case.beta))
         if highest is not None and highest <= bound * SLO_SLACK:
             return _verdict(metric, Outcome.PASS, against, shown)

@@ -54,6 +54,18 @@ def mean_ratio(canary: Sequence[Block], stable: Sequence[Block]) -> MeanRatio | 
     return MeanRatio(math.log(mean_c / mean_s), _spread(influence), len(used))
 
 
+def apart(canary: Sequence[Block], stable: Sequence[Block], histograms: Sequence[Histogram]) -> float:
+    """How many times wider the variance of the ratio of means is than independent requests would have it; at least 1.
+
+    Ups and downs that both sides share don't count.
+    """
+    means = mean_ratio(canary, stable)
+    if means is None:
+        return 1.0
+    independent = math.fsum(_variance(h) / (h.mean or 1.0) ** 2 / h.total for h in histograms)
+    return max(1.0, means.error**2 / independent) if independent > 0 else 1.0
+
+
 def clustering(blocks: Sequence[Block], histogram: Histogram) -> float:
     """How many times wider the variance of the mean is than independent requests would have it; at least 1."""
     count, total = _totals(blocks)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -114,9 +115,15 @@ def alive(child: Child) -> bool:
     return _is(child, stat) and stat is not None and stat.state not in "ZX"
 
 
-def exit_code(child: Child) -> int | None:
-    """How it ended (minus the signal that killed it); None while it runs, or if another process was its parent."""
+def exit_code(child: Child, within: float = 0.0) -> int | None:
+    """How it ended (minus the signal that killed it), waiting up to `within` seconds for that.
+
+    None while it runs, or if another process was its parent.
+    """
     process = _ours.get((child.pid, child.started))
+    if process is not None and within > 0:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=within)
     return process.poll() if process is not None else None
 
 

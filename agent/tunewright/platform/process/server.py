@@ -1,5 +1,5 @@
 """One vLLM process, from launch to proven gone. All that is known of it lies in its folder, so that any agent process
-takes over where another was killed. Every call is short; nothing waits.
+takes over where another was killed. Every call is short; only the end of a dying server is waited for, briefly.
 """
 
 import os
@@ -19,6 +19,9 @@ STOP_GRACE = 15.0
 
 SILENCE = 60.0
 """Seconds that a server that was ready may leave /health unanswered before it counts as hung."""
+
+ENDING = 0.5
+"""Seconds that a server which has closed its port gets to end: a killed one with much memory is not gone at once."""
 
 _LOG_KEPT = 128 * 1024 * 1024
 _LOG_READ = 8 * 1024 * 1024
@@ -228,7 +231,7 @@ class Server:
     def _explain(
         self, child: children.Child, *, under_load: bool = False, hung: bool = False, closed: bool = False
     ) -> Failure:
-        code = children.exit_code(child)
+        code = children.exit_code(child, within=ENDING if closed else 0.0)
         failure = failures.explain(code, _tail(self.log), "", under_load=under_load, hung=hung)
         gone = closed or not children.alive(child)
         if code is None and gone and failure.kind is FailureKind.UNKNOWN:

@@ -35,7 +35,7 @@ scrape_configs:
   - job_name: vllm
     file_sd_configs: [{files: ['STATE/NAME/production/prometheus-targets.json']}]
   - job_name: vllm-spare
-    file_sd_configs: [{files: ['STATE/NAME/spare/prometheus-targets.json']}]
+    file_sd_configs: [{files: ['STATE/NAME/spare-targets.json']}]
 ```
 
 In a cluster the pods carry the label `tunewright.dev/role` (`canary`, `trial`; production's own have none). In a
