@@ -276,13 +276,14 @@ class Run:
         told = judge(world.objective, world.case.slo, measured) if measured is not None else None
         complete = told is not None and told.feasible
         log, effective = world_log(world, candidate) if failure is None else ("", {})
+        memory = readback.start_memory(log)
         return TrialRecord(
             id=f"{number:03d}-{candidate.hash}", number=number, candidate=candidate, reason=reason,
             purpose=TrialPurpose.SEARCH if number else TrialPurpose.BASELINE,
             created_at=1.0 + began, finished_at=1.0 + self.seconds, start_seconds=start if failure is None else None,
             outcome=TrialOutcome.COMPLETE if complete else TrialOutcome.INFEASIBLE,
             measurement=measured, failure=failure, objective=told.value if told else None,
-            slo_margin=told.margin if told else None, effective=effective,
+            slo_margin=told.margin if told else None, effective=effective, memory=memory,
         )  # fmt: skip
 
     def _start_seconds(self, candidate: Candidate, truth: Truth) -> float:

@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 SCRAPE = 15.0  # seconds between two scrapes
 TTFT, TPOT, OUTPUT_TOKENS = 0.3, 0.02, 100  # medians in seconds
 CHUNK = 20  # scrapes that are drawn at once
-LONGEST = 120  # scrapes of a whole rollout
+LONGEST = 240  # scrapes of a whole rollout
 
 VLLM_EDGES = {
     names.TTFT: (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160),

@@ -19,7 +19,7 @@ from tunewright.domain.tuning import Tuning
 from tunewright.knobs.facts import ModelFacts
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.lease import LeaderElection, Role
-from tunewright.kube.resources import DEPLOYMENTS, PODS, TUNINGS
+from tunewright.kube.resources import DEPLOYMENTS, PODS, TUNING_LABEL, TUNINGS
 from tunewright.kube.watch import Watcher
 from tunewright.observe.prometheus import PrometheusSource
 from tunewright.platform.kubernetes.abandoned import release_abandoned
@@ -31,7 +31,7 @@ from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides
 from tunewright.ports import Clock, Refused
 from tunewright.propose.proposer import OptunaProposer
-from tunewright.store.kubernetes import TUNING_LABEL, KubernetesStore
+from tunewright.store.kubernetes import KubernetesStore
 from tunewright.telemetry.metrics import Metrics
 from tunewright.telemetry.source import WatchedSource
 

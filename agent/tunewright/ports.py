@@ -12,7 +12,7 @@ from typing import Protocol
 from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.measurement import Measurement
 from tunewright.domain.profile import TrafficProfile
-from tunewright.domain.state import Decision, Failure, TrialRecord, TuningRecord
+from tunewright.domain.state import Decision, Failure, StartMemory, TrialRecord, TuningRecord
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Workload
 
@@ -111,6 +111,7 @@ class ServerStatus:
     effective: Mapping[str, KnobValue] = field(default_factory=dict)
     surprises: Sequence[str] = ()
     failure: Failure | None = None
+    memory: StartMemory | None = None
 
 
 class Spare(Protocol):

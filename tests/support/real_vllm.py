@@ -47,5 +47,5 @@ def until(what: Callable[[], Result | None], seconds: float, why: Callable[[], s
     deadline = time.monotonic() + seconds
     while not (result := what()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {why()}"
-        time.sleep(0.1)
+        time.sleep(0.5)  # the cores are for the servers
     return result

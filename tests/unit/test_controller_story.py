@@ -1,12 +1,15 @@
 """The whole way on a fake clock, told in steps a person would follow."""
 
+from dataclasses import replace
+
 import pytest
 from tunings import tuning
-from world import BASELINE, BEST, Behaviour, World, oom, port_in_use
+from world import BASELINE, BEST, Behaviour, FakeSpare, World, oom, port_in_use
 
 from tunewright.controller.decisions import bound
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import TOUCHES_PRODUCTION, Phase
+from tunewright.domain.profile import Source
 from tunewright.domain.state import Decision, TuningRecord
 
 
@@ -64,6 +67,14 @@ def test_the_gain_comes_from_the_confirming_runs_alone(world: World) -> None:
     assert winner.gain is not None
     assert winner.gain.rounds >= 3
     assert winner.gain.estimate.value == pytest.approx(2.0, abs=0.1)
+
+
+def test_numbers_are_labelled_by_what_the_spare_knows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load test sees `/version` alone, which does not tell a CPU; the spare has read the log."""
+    poll = FakeSpare.poll
+    monkeypatch.setattr(FakeSpare, "poll", lambda self, name: replace(poll(self, name), version="0.32.0+cpu"))
+    world.run(until=waits)
+    assert {t.measurement.source for t in world.store.trials("demo") if t.measurement is not None} == {Source.CPU}
 
 
 def test_an_equal_candidate_is_no_improvement() -> None:

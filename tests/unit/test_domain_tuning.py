@@ -13,8 +13,8 @@ COMMAND = ["vllm", "serve", "m", "--port", "{port}"]
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"target": {}}, "name either command"),
-        ({"target": {"command": COMMAND, "urls": ["http://a"]}}, "name either command"),
+        ({"target": {}}, "name exactly one of command"),
+        ({"target": {"command": COMMAND, "urls": ["http://a"]}}, "name exactly one of command"),
         ({"target": {"command": ["vllm", "serve"]}}, "command must contain {port}"),
         ({"target": {"urls": ["http://a"]}, "spare": {"command": COMMAND}}, "promotion.mode must be recommend"),
         ({"target": {"urls": ["http://a"]}, "promotion": {"mode": "recommend"}}, "needs spare.command"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tunewright.domain.candidate import Candidate
-from tunewright.knobs.readback import StartFacts, compare, effective, start_facts
+from tunewright.knobs.readback import StartFacts, compare, effective, full_version, start_facts
 
 RECORDED = Path(__file__).parents[1] / "fixtures/vllm"
 H200_LOG = (RECORDED / "vllm-0.26-h200-startup.log").read_text(encoding="utf-8")
@@ -46,6 +46,21 @@ def test_start_facts():
     assert start_facts(H200_LOG) == StartFacts(3780608, 923.0, 66.43, 266.98)
     assert start_facts(CPU_LOG) == StartFacts(524288, 256.0, None, 0.66)
     assert start_facts("") == StartFacts()
+
+
+@pytest.mark.parametrize(
+    ("told", "log", "wanted"),
+    [
+        ("0.32.0", CPU_LOG, "0.32.0+cpu"),
+        ("0.32.0+cpu", CPU_LOG, "0.32.0+cpu"),
+        ("0.26.0", H200_LOG, "0.26.0"),
+        ("0.32.0", "", "0.32.0"),
+        (None, CPU_LOG, None),
+    ],
+)
+def test_a_build_for_the_cpu_is_known_by_its_log(told, log, wanted):
+    """`/version` answers 0.32.0 on a CPU too: its numbers would be shown as those of a GPU."""
+    assert full_version(told, log) == wanted
 
 
 def _log(**arguments):

@@ -72,10 +72,6 @@ def test_chart_and_all_that_is_optional_are_equal() -> None:
     assert comparable(chart(options)) == comparable(both)
 
 
-def test_chart_and_overlay_are_equal_cluster_wide() -> None:
-    assert comparable(chart({"clusterWide": True})) == comparable(kustomize(DEPLOY / "overlays" / "cluster-wide"))
-
-
 def test_kubectl_renders_the_base_as_it_is_with_the_crds() -> None:
     rendered = kustomize(DEPLOY / "base")
     assert comparable(rendered) == comparable(files(DEPLOY / "base"))
@@ -90,15 +86,15 @@ def test_the_crds_are_as_generated(folder: str) -> None:
 
 
 def test_two_releases_are_kept_apart() -> None:
-    names = {key(each) for each in chart({"clusterWide": True, "userRoles": {"create": False}}, "a-tunewright", "a")}
-    assert not names & {key(each) for each in chart({"clusterWide": True}, "tunewright", "b")}
+    names = {key(each) for each in chart({"userRoles": {"create": False}}, "a-tunewright", "a")}
+    assert not names & {key(each) for each in chart({}, "tunewright", "b")}
 
 
 def test_the_chart_refuses_values_that_it_does_not_know() -> None:
     helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
     loaded = helm.Chart.load(str(CHART))
     loaded.validate_schema({})
-    for wrong in ({"clusterwide": True}, {"image": {"repository": ""}}, {"clusterWide": "yes"}):
+    for wrong in ({"capacities": True}, {"image": {"repository": ""}}, {"capacity": {"enabled": "yes"}}):
         with pytest.raises(helm.HelmError):
             loaded.validate_schema(wrong)
 
@@ -131,7 +127,6 @@ def rules(found: list[Json], kind: str) -> list[Json]:
 
 def test_nobody_is_granted_secrets_or_everything() -> None:
     everything = [each for folder in ("base", "capacity") for each in files(DEPLOY / folder)]
-    everything += files(DEPLOY / "overlays" / "cluster-wide")
     granted = rules(everything, "Role") + rules(everything, "ClusterRole")
     assert granted
     for rule in granted:
@@ -149,12 +144,6 @@ def test_no_role_for_people_can_forge_a_measurement_or_a_decision() -> None:
             assert name == "tunewright-view" or "trials" not in rule["resources"]
     labels = roles["tunewright-approve"]["metadata"]["labels"]
     assert not any("aggregate-to" in label for label in labels)
-
-
-def test_cluster_wide_grants_what_the_base_grants_but_the_lease() -> None:
-    wide = rules(files(DEPLOY / "overlays" / "cluster-wide"), "ClusterRole")
-    here = rules(files(DEPLOY / "base"), "Role")
-    assert wide == [rule for rule in here if rule["resources"] != ["leases"]]
 
 
 @pytest.mark.parametrize("sample", ["simulator.yaml", "gpu.yaml"])

@@ -210,7 +210,7 @@ def test_dies_at_start(fault: str, words: str, tmp_path: Path) -> None:
 )
 def test_dies_under_load_as_recorded(fault: str, words: str, tmp_path: Path) -> None:
     """/health 200, then 503 for a while, then nothing listens, then the process is gone."""
-    with serving(tmp_path, "--sim-speed", "20", env={"TUNEWRIGHT_SIM_FAULT": fault}) as server:
+    with serving(tmp_path, "--sim-speed", "4", env={"TUNEWRIGHT_SIM_FAULT": fault}) as server:
         for _ in range(2):
             server.complete(prompt="x", max_tokens=2)
         assert server.request("/v1/completions", {"prompt": "x", "max_tokens": 50})[0] == 500

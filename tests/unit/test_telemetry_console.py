@@ -62,6 +62,19 @@ def test_a_new_sentence_within_a_phase_is_told_too():
     assert stream.getvalue().endswith("Profiling: 40 of 100 requests so far.\n")
 
 
+def test_a_sentence_that_only_counts_seconds_is_told_once():
+    console, stream = plain()
+    held = history(Phase.PROFILING)
+    seen = ["1s of 1800s are seen.", "2s of 1800s are seen.", "40 s of 1800s are seen.", "9 of 10 requests in 2s."]
+    for sentence in (held[0].sentence, *seen, "10 of 10 requests in 2s."):
+        console.update(record(Phase.PROFILING, history=held, sentence=sentence), [], LiveStatus())
+    assert [line.split(": ", 1)[1] for line in stream.getvalue().splitlines()[1:]] == [
+        "1s of 1800s are seen.",
+        "9 of 10 requests in 2s.",
+        "10 of 10 requests in 2s.",
+    ]
+
+
 def test_each_trial_is_told_when_it_starts_and_when_it_ends_with_its_source_and_runs():
     console, stream = plain()
     held = record(Phase.SEARCHING, baseline=BASELINE, sentence="")

@@ -131,16 +131,16 @@ def test_trials_objectives_and_gpu_time_come_from_the_records():
     assert value(found, "tunewright_tuning_gain_ratio") == 0.584
     assert value(found, "tunewright_tuning_gain_low_ratio") == 0.521
     assert value(found, "tunewright_tuning_gain_rounds") == 3
-    assert value(found, "tunewright_tuning_gpu_seconds_total", use="starting") == 16 * 60 + 2 * 110
-    assert value(found, "tunewright_tuning_gpu_seconds_total", use="warming") == 16 * 12
-    assert value(found, "tunewright_tuning_gpu_seconds_total", use="measuring") == 16 * 35
-    assert value(found, "tunewright_tuning_gpu_seconds_total", use="other") == 16 * 3
+    assert value(found, "tunewright_tuning_gpu_seconds", use="starting") == 16 * 60 + 2 * 110
+    assert value(found, "tunewright_tuning_gpu_seconds", use="warming") == 16 * 12
+    assert value(found, "tunewright_tuning_gpu_seconds", use="measuring") == 16 * 35
+    assert value(found, "tunewright_tuning_gpu_seconds", use="other") == 16 * 3
 
 
 def test_gpu_time_counts_every_gpu_of_a_server():
     wide = trial(0, Candidate(values={"tensor_parallel_size": 2}), effective={"tensor_parallel_size": 4})
     found = samples(metrics_of((record(), [wide]))[0])
-    assert value(found, "tunewright_tuning_gpu_seconds_total", use="measuring") == 35 * 4
+    assert value(found, "tunewright_tuning_gpu_seconds", use="measuring") == 35 * 4
 
 
 def test_a_latency_that_is_minimized_is_exported_as_it_is():
@@ -333,7 +333,7 @@ def test_the_spare_tells_what_it_is_at_and_how_long_it_was_idle():
     assert "tunewright_tuning_spare_phase_seconds" not in {name for name, _ in found}
     # Trials of 110 s every 120 s: 10 s between each two.
     found = samples(metrics_of((held, [trial(n, BASELINE) for n in range(4)]))[0])
-    assert value(found, "tunewright_tuning_gpu_seconds_total", use="idle") == 30
+    assert value(found, "tunewright_tuning_gpu_seconds", use="idle") == 30
 
 
 def test_every_state_of_a_tuning_can_be_scraped():

@@ -38,8 +38,8 @@ from tunewright.telemetry.report.style import STYLE
 
 VOID = {"meta", "link", "br", "hr", "img"}
 SECTIONS = [
-    "answer", "change", "apply", "trials", "rounds", "latency", "traffic", "noise", "failures", "spare", "promotion",
-    "decisions", "phases",
+    "answer", "change", "ladder", "cost", "apply", "trials", "rounds", "tradeoff", "latency", "traffic", "noise",
+    "failures", "spare", "promotion", "decisions", "phases",
 ]  # fmt: skip
 
 

@@ -61,7 +61,8 @@ CASES = {
         limits={"max_model_len": LIMIT},
     ),
     "mbt_below_maxlen": Case(
-        Kind.INVALID_COMBINATION, "max_num_batched_tokens (512) is smaller than max_model_len (2048)", "chunked prefill",
+        Kind.INVALID_COMBINATION, "max_num_batched_tokens (512) is smaller than max_model_len (2048)",
+        "chunked prefill",
         flags=(*SHORT, "--max-num-batched-tokens", "512", "--no-enable-chunked-prefill"),
     ),
     "tp3_heads": Case(Kind.INVALID_COMBINATION, "must be divisible by tensor parallel size (3)", "attention heads",

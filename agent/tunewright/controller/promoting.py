@@ -5,16 +5,20 @@ from tunewright.controller.decisions import go_back, live_approval
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import PromotionState, TuningRecord
 from tunewright.domain.step import Step, age, enter, say, start_anew, update
-from tunewright.domain.tuning import PromotionMode
+from tunewright.domain.tuning import PromotionMode, Slo
 from tunewright.domain.verdict import Outcome, Reading, Verdict
 from tunewright.observe.drift import drift
 from tunewright.observe.learn import PROFILE_METRICS, learn_profile
+from tunewright.observe.window import join
 from tunewright.ports import PortError, Refused, Replica, TargetStatus
 from tunewright.rollout.analysis import ANALYSIS_METRICS, hold_to_slo, judge, readings
+from tunewright.rollout.freshness import blind_spots, other_traffic, other_version
 from tunewright.rollout.plan import plan_for, ready_canary, ready_on
 
 POLL = 0.5
 """Seconds between two looks at production while something moves in it."""
+HELD = 5.0
+"""Seconds between two looks while nothing may move yet."""
 
 
 def awaiting_approval(record: TuningRecord, context: Context) -> Step:
@@ -36,8 +40,18 @@ def awaiting_approval(record: TuningRecord, context: Context) -> Step:
     if obstacles:
         sentence = f"Can't be rolled out, and nothing was touched: {'; '.join(obstacles)}"
         return Step(enter(record, Phase.FAILED, sentence, now), None)
-    desired = context.target.observe().desired
-    state = PromotionState(candidate=record.winner, baseline=record.baseline, replicas=desired)
+    status = context.target.observe()
+    stale = other_version(status, record.winner, context.store.trials(record.name))
+    if stale:
+        return Step(enter(record, Phase.FAILED, f"Can't be rolled out, and nothing was touched: {stale}", now), None)
+    doubts = _doubts(record, status, context)
+    if doubts:
+        since = approval.at if approval else record.approval_since or record.phase_since
+        if now - since > promotion.canary.traffic_timeout:
+            sentence = f"Can't be rolled out, and nothing was touched: {'; '.join(doubts)}"
+            return Step(enter(record, Phase.FAILED, sentence, now), None)
+        return Step(say(record, f"Held before anything moves: {'; '.join(doubts)}."), HELD)
+    state = PromotionState(candidate=record.winner, baseline=record.baseline, replicas=status.desired)
     who = f"approved by {approval.by}" if approval else "mode auto"
     sentence = f"Starting the canary of {record.winner.hash} ({who})."
     return Step(enter(record, Phase.CANARY, sentence, now, promotion=state), 0.0)
@@ -72,7 +86,7 @@ def canary(record: TuningRecord, context: Context) -> Step:
         return _back(record, f"the canary is worse: {verdict.reason}", now)
     if verdict.outcome is Outcome.PASS and watched >= analysis.min_duration:
         sentence = f"The canary holds: {verdict.reason}. Rolling replica by replica."
-        rolling_state = update(_promotion(record), updated=1, canary_verdict=verdict)
+        rolling_state = update(_promotion(record), updated=1, canary_verdict=verdict, judged_from=now)
         return Step(enter(record, Phase.ROLLING, sentence, now, promotion=rolling_state), 0.0)
     if _no_traffic(verdict) and watched > canary_spec.traffic_timeout:
         return _back(record, f"no traffic reached the canary in {watched:.0f}s: {verdict.reason}", now)
@@ -89,6 +103,12 @@ def rolling(record: TuningRecord, context: Context) -> Step:
     promotion = _promotion(record)
     if status.failure is not None:
         return _back(record, f"a replica failed during the roll: {status.failure.cause}", now)
+    verdict = _roll_verdict(record, status, context, now)
+    if verdict is not None:
+        promotion = update(promotion, verdict=verdict)
+        record = update(record, promotion=promotion)
+        if verdict.outcome is Outcome.FAIL:
+            return _back(record, f"the new servers are worse: {verdict.reason}", now)
     done = ready_on(status, promotion.candidate.hash)
     if not status.settled or done < promotion.updated:
         return Step(say(record, f"Rolling: {done} of {promotion.replicas} replicas ({status.detail})."), POLL)
@@ -179,6 +199,40 @@ def ended(record: TuningRecord, context: Context) -> Step:
         return Step(record, again)
     sentence = f"The traffic changed ({found.reason}): starting anew."
     return Step(start_anew(record, sentence, now), 0.0)
+
+
+def _doubts(record: TuningRecord, status: TargetStatus, context: Context) -> list[str]:
+    """Why nothing may move yet: servers whose metrics are not seen, traffic unlike what was tuned for."""
+    now, metrics = context.clock.now(), record.tuning.spec.metrics
+    found = [] if any(r.ready for r in status.replicas) else ["no server of production is ready"]
+    for replica in (r for r in status.replicas if r.ready and not r.canary):
+        window = context.metrics.fetch(ANALYSIS_METRICS, now - max(60.0, 4 * metrics.interval), now, replica.labels)
+        found += blind_spots(replica.name, window)
+    if found or record.profile is None:
+        return found
+    window = context.metrics.fetch(PROFILE_METRICS, now - metrics.window, now)
+    via, source = record.profile.via, record.profile.source
+    try:
+        profile = learn_profile(window, via=via, source=source, min_requests=metrics.min_requests)
+    except Refused as refusal:
+        return [f"the traffic can't be compared with what was tuned for: {refusal}"]
+    changed = other_traffic(record.profile, profile, record.tuning.spec.retune.drift)
+    return [changed] if changed else []
+
+
+def _roll_verdict(record: TuningRecord, status: TargetStatus, context: Context, now: float) -> Verdict | None:
+    """The new servers' errors since the roll began; None when it is not time to look.
+
+    Their latencies are not judged here: while a replica restarts, the others carry its load.
+    """
+    promotion, analysis = _promotion(record), record.tuning.spec.promotion.analysis
+    since = promotion.judged_from or now
+    last_look = promotion.verdict.at if promotion.verdict else since
+    new = [r for r in status.replicas if r.ready and (r.canary or r.candidate_hash == promotion.candidate.hash)]
+    if now < max(last_look, since) + analysis.interval or not new:
+        return None
+    window = join([context.metrics.fetch(ANALYSIS_METRICS, since, now, r.labels) for r in new])
+    return hold_to_slo(window, Slo(), analysis, at=now)
 
 
 def _noted(record: TuningRecord, status: TargetStatus) -> TuningRecord:

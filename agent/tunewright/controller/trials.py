@@ -3,6 +3,7 @@
 from tunewright.controller.context import Context
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.objective import judge
+from tunewright.domain.profile import Source
 from tunewright.domain.state import (
     Failure,
     FailureKind,
@@ -100,6 +101,7 @@ def _await_ready(record: TuningRecord, trial: TrialRecord, context: Context) -> 
         start_seconds=server.start_seconds,
         effective=dict(server.effective),
         surprises=tuple(server.surprises),
+        memory=server.memory,
     )
 
 
@@ -124,7 +126,10 @@ def _await_measurement(record: TuningRecord, trial: TrialRecord, context: Contex
         unsound = Failure(kind=FailureKind.LOAD_TEST, cause=f"the measurement is void: {void}")
         return _to(trial, TrialPhase.STOPPING, now, failure=unsound, measurement=load.measurement)
     answers = tuple(tuple(answer) for answer in load.answers)
-    return _to(trial, TrialPhase.STOPPING, now, measurement=load.measurement, answers=answers)
+    measured = load.measurement
+    if server.version is not None:  # the spare has read the log: it knows what `/version` does not tell, as the CPU
+        measured = update(measured, source=Source.of_version(server.version))
+    return _to(trial, TrialPhase.STOPPING, now, measurement=measured, answers=answers)
 
 
 def _stop(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRecord:

@@ -66,6 +66,14 @@ class Failure(Model):
         return self.kind in MACHINE_FAULTS
 
 
+class StartMemory(Model):
+    """What a good start logged of its memory; None: the line was not there."""
+
+    available_kv_gib: float | None = Field(default=None, description="GiB left for the KV cache, per GPU.")
+    kv_cache_tokens: int | None = Field(default=None, description="Tokens that the KV cache holds.")
+    max_concurrency: float | None = Field(default=None, description="Requests of full length that it holds at once.")
+
+
 class TrialPurpose(StrEnum):
     """Why a trial is run."""
 
@@ -120,6 +128,7 @@ class TrialRecord(Model):
     )
     effective: dict[str, KnobValue] = Field(default_factory=dict, description="Knobs as the server reports them.")
     surprises: tuple[str, ...] = Field(default=(), description="Knobs that the server changed silently.")
+    memory: StartMemory | None = Field(default=None, description="What the start logged of its memory.")
 
     @property
     def gpu_seconds(self) -> float:
@@ -213,7 +222,7 @@ class TuningRecord(Model):
     history: tuple[PhaseChange, ...] = ()
     errors: int = Field(default=0, ge=0, description="Failures in a row of the current step.")
     foreign: str = Field(default="", description="Who else changes or owns what was set in production; empty: nobody.")
-    drift: float | None = Field(default=None, description="Drift of the traffic since it was learned, at the last look.")
+    drift: float | None = Field(default=None, description="Drift of the traffic since it was learned, if looked at.")
     drift_at: float | None = Field(default=None, description="When the traffic was last compared, or could not be.")
 
     @property

@@ -136,6 +136,9 @@ class Objective(Model):
         | None
     ) = Field(default=None, description="A latency percentile of the load test.")  # fmt: skip
     gpu_price_per_hour: float | None = Field(default=None, gt=0, description="Price of one GPU hour, in dollars.")
+    api_price_per_million_tokens: float | None = Field(
+        default=None, gt=0, description="What an API charges for a million output tokens, in dollars: for the report."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -316,11 +319,18 @@ class Analysis(Model):
     """The canary against the stable servers over the same minutes."""
 
     interval: Duration = Field(default=30.0, description="Time between two looks.")
-    min_duration: Duration = Field(default=300.0, description="No pass before then; what is surely worse goes back sooner.")
-    max_duration: Duration = Field(default=1800.0, description="A verdict still open by then goes back.")
+    min_duration: Duration = Field(
+        default=300.0, description="No pass before then; what is surely worse goes back sooner."
+    )
+    max_duration: Duration = Field(default=3600.0, description="A verdict still open by then goes back.")
     min_requests: int = Field(default=50, ge=1, description="Requests on each side before any verdict.")
-    tolerance: Percentage = Field(default=0.1, description="Latencies worse by this share, or more, are caught; as good passes; between, the nearer.")
-    max_error_rate: Percentage = Field(default=0.01, description="Back, above this or surely more than the others and half of this.")
+    tolerance: Percentage = Field(
+        default=0.1,
+        description="Latencies worse by this share, or more, are caught; as good passes; between, the nearer.",
+    )
+    max_error_rate: Percentage = Field(
+        default=0.01, description="Back, above this or surely more than the others and half of this."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -371,7 +381,8 @@ class TuningSpec(Model):
     def spec_hash(self) -> str:
         """Names what results depend on; a change of it starts the tuning anew, other edits don't."""
         fields = {"target", "spare", "metrics", "objective", "slo", "load", "search", "quality"}
-        return content_hash(self.model_dump(mode="json", include=fields))
+        told_only = {"objective": {"api_price_per_million_tokens"}}
+        return content_hash(self.model_dump(mode="json", include=fields, exclude=told_only))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

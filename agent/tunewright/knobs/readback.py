@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tunewright.domain.candidate import Candidate, KnobValue
+from tunewright.domain.state import StartMemory
 from tunewright.knobs.catalogue import CATALOGUE
 
 DEFAULT = "default"
@@ -73,6 +74,25 @@ def start_facts(log: str) -> StartFacts:
         available_kv_gib=float(memory) if memory else None,
         init_seconds=float(seconds) if seconds else None,
     )
+
+
+def start_memory(log: str) -> StartMemory | None:
+    """The same, as far as it is kept with the trial; None when the log says nothing of memory."""
+    facts = start_facts(log)
+    if facts.available_kv_gib is None and facts.kv_cache_tokens is None:
+        return None
+    return StartMemory(
+        available_kv_gib=facts.available_kv_gib,
+        kv_cache_tokens=facts.kv_cache_tokens,
+        max_concurrency=facts.max_concurrency,
+    )
+
+
+def full_version(version: str | None, log: str) -> str | None:
+    """The version with the build's local part, as `vllm --version` has it and `/version` has not: `0.32.0+cpu`."""
+    engine = _ENGINE.search(log)
+    on_cpu = engine is not None and re.search(r"\bdevice_config=cpu\b", engine[1])
+    return f"{version}+cpu" if version and on_cpu and "+" not in version else version
 
 
 def _last(log: str, pattern: str) -> str | None:

@@ -69,3 +69,7 @@ AUTOSCALERS = (
     Resource("autoscaling", "v1", "horizontalpodautoscalers", "HorizontalPodAutoscaler"),
 )
 """Newest first: `autoscaling/v2` came with 1.23, `v2beta2` went with 1.26; `v1` is everywhere."""
+
+TUNING_LABEL = f"{GROUP}/tuning"
+"""On everything we create: the name of the tuning that it belongs to."""
+MANAGED_BY = {"app.kubernetes.io/managed-by": "tunewright"}

@@ -1,20 +1,34 @@
-"""The study, rebuilt in memory from the trials at each proposal, and what its sampler draws next."""
+"""The study, rebuilt in memory from the trials at each proposal, and the sampler that draws from it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import optuna
 
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.profile import TrafficProfile
 from tunewright.domain.state import TrialRecord
+from tunewright.knobs.facts import ModelFacts
+from tunewright.propose.acquire import Outlook, climb
+from tunewright.propose.beliefs import Beliefs
+from tunewright.propose.encoding import Encoding, Rows
 from tunewright.propose.lessons import machine_fault
+from tunewright.propose.memory import MemoryModel
 from tunewright.propose.space import Space
+from tunewright.propose.surrogate import Surrogate
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 _CONSTRAINT = "slo"
-_STARTUP = 4
-"""With fewer observations the sampler draws at random; the chosen first trials supply them."""
+_NEAR_A_BOUND = 0.5
+"""A latency below this share of its bound in every trial says nothing of where the bound would bite."""
+_SLO_WIDER = 1.5
+"""Latencies answer to knobs by more than throughput does."""
+
+Distributions = dict[str, optuna.distributions.BaseDistribution]
 
 
 @dataclass(frozen=True)
@@ -58,34 +72,132 @@ def best(seen: Sequence[Observation]) -> Observation | None:
     return max(measured, key=lambda one: (one.feasible, -max(0.0, one.violation), one.objective))
 
 
-def draws(space: Space, seen: Sequence[Observation], seed: int, count: int) -> Iterator[Mapping[str, int]]:
-    """Up to `count` positions drawn by Optuna's TPE from what was seen; the same input gives the same draws."""
-    if not space.axes:
-        return
-    distributions = _distributions(space)
-    study = optuna.create_study(
-        direction="maximize",
-        sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=_STARTUP),
-    )
-    values = [one.objective for one in seen if one.objective is not None]
-    floor = min(values, default=0.0)
-    for one in seen:
-        positions = space.positions(one.candidate)
+@dataclass(frozen=True)
+class Draw:
+    """What the sampler wants next, and what it expects of it relative to the best so far."""
+
+    candidate: Candidate
+    gain: float
+    sd: float
+
+
+class KnobSampler(optuna.samplers.BaseSampler):
+    """A sampler of Optuna's kind: one draw maximises expected improvement under what beliefs and trials tell."""
+
+    def __init__(self, encoding: Encoding, beliefs: Beliefs, memory: MemoryModel, usable: Callable[[Rows], bool],
+                 beginnings: Sequence[Rows], pending: Rows, seed: int) -> None:  # fmt: skip
+        self._encoding, self._beliefs, self._memory = encoding, beliefs, memory
+        self._usable, self._beginnings, self._pending, self._seed = usable, beginnings, pending, seed
+        self.drawn: tuple[Rows, float, float] | None = None
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> Distributions:
+        """The whole space at once: knobs act together."""
+        return distributions(self._encoding.space)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: optuna.trial.FrozenTrial, search_space: Distributions
+    ) -> dict[str, Any]:
+        """Positions on the axes; none where nothing usable is left."""
+        outlook = self._outlook(study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)))
+        row = climb(outlook, self._usable, self._beginnings, self._seed) if outlook is not None else None
+        if outlook is None or row is None:
+            return {}
+        told, reference = outlook.objective.at(row[None, :]), outlook.incumbent()
+        gain = math.expm1(float(told.mean[0]) - reference) if reference is not None else 0.0
+        self.drawn = (row, gain, float(told.sd[0]))
+        return {name: int(row[self._encoding.names.index(name)]) for name in search_space}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: optuna.trial.FrozenTrial, param_name: str,
+        param_distribution: optuna.distributions.BaseDistribution,
+    ) -> Any:  # fmt: skip
+        """Only asked for where nothing usable is left; the caller looks at `drawn` first."""
+        return 0
+
+    def _outlook(self, trials: Sequence[optuna.trial.FrozenTrial]) -> Outlook | None:
+        measured = [trial for trial in trials if trial.user_attrs["measured"]]
+        values = np.array([trial.value for trial in measured], dtype=np.float64)
+        if not len(values) or not (np.all(values > 0) or np.all(values < 0)):
+            return None
+        outcomes = np.log(values) if values[0] > 0 else -np.log(-values)
+        rows = np.array([trial.user_attrs["row"] for trial in measured], dtype=np.int64)
+        violations = np.array([trial.constraints[_CONSTRAINT] for trial in measured])
+        objective = self._fit(rows, outcomes)
+        slo = None
+        if violations.max() > _NEAR_A_BOUND - 1:
+            ratios = np.log(np.maximum(1 + violations, 1e-3))
+            slo = Surrogate(self._beliefs, rows, ratios, prior_mean=False, widen=_SLO_WIDER)
+        return Outlook(self._encoding, objective, slo, self._memory, rows[violations <= 0], rows)
+
+    def _fit(self, rows: Rows, outcomes: np.ndarray) -> Surrogate:
+        fitted = Surrogate(self._beliefs, rows, outcomes)
+        if not len(self._pending):
+            return fitted
+        # Trials that still run count as if they had come out as expected, so that they are not drawn again beside.
+        expected = fitted.at(self._pending).mean
+        return Surrogate(self._beliefs, np.vstack([rows, self._pending]), np.concatenate([outcomes, expected]))
+
+
+def draw(
+    space: Space,
+    trials: Sequence[TrialRecord],
+    profile: TrafficProfile | None,
+    facts: ModelFacts,
+    usable: Callable[[Candidate], bool],
+    seed: int,
+) -> Draw | None:
+    """The sampler's draw from a study of these trials; None while it knows nothing, or when nothing usable is left.
+
+    Deterministic: equal input, equal draw.
+    """
+    seen, encoding = observations(trials), Encoding(space)
+    if not space.axes or not any(one.objective is not None for one in seen):
+        return None
+    memory = MemoryModel(trials, encoding, facts)
+    latency = any((one.objective or 0.0) < 0 for one in seen)
+    beliefs = Beliefs(encoding, memory, profile, facts, latency=latency)
+    known: dict[bytes, bool] = {}
+
+    def usable_row(row: Rows) -> bool:
+        key = row.tobytes()
+        if key not in known:
+            known[key] = usable(encoding.candidate(row))
+        return known[key]
+
+    pending = encoding.rows([trial.candidate for trial in trials if trial.outcome is None])
+    unset = encoding.rows([space.tidy(space.fixed)])[0]
+    sampler = KnobSampler(encoding, beliefs, memory, usable_row, [unset], pending, seed)
+    study = _study(space, seen, encoding, sampler)
+    study.ask(distributions(space))
+    if sampler.drawn is None:
+        return None
+    row, gain, sd = sampler.drawn
+    return Draw(encoding.candidate(row), gain, sd)
+
+
+def _study(
+    space: Space, seen: Sequence[Observation], encoding: Encoding, sampler: optuna.samplers.BaseSampler
+) -> optuna.Study:
+    """What was seen, as Optuna keeps it. A candidate that never ran is a violated constraint, not a failed trial."""
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    wanted = distributions(space)
+    floor = min((one.objective for one in seen if one.objective is not None), default=0.0)
+    for one, row in zip(seen, encoding.rows([one.candidate for one in seen]), strict=True):
         study.add_trial(
             optuna.trial.create_trial(
-                params={name: positions[name] for name in distributions},
-                distributions=distributions,
+                params={name: int(row[encoding.names.index(name)]) for name in wanted},
+                distributions=wanted,
                 value=floor if one.objective is None else one.objective,
                 constraints={_CONSTRAINT: one.violation},
+                user_attrs={"measured": one.objective is not None, "row": row.tolist()},
             )
         )
-    for _ in range(count):
-        trial = study.ask(distributions)
-        yield {axis.name: int(trial.params.get(axis.name, 0)) for axis in space.axes}
+    return study
 
 
-def _distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribution]:
-    found: dict[str, optuna.distributions.BaseDistribution] = {}
+def distributions(space: Space) -> Distributions:
+    """Optuna's distributions of positions on the axes."""
+    found: Distributions = {}
     for axis in space.axes:
         if len(axis.values) > 1:
             indexes = range(len(axis.values))

@@ -1,7 +1,7 @@
 """Space, history and seed to the next candidate. Nothing is kept between calls: the trials are the only state."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -15,26 +15,26 @@ from tunewright.knobs.validity import problems
 from tunewright.ports import Proposal
 from tunewright.propose.effects import Effect, effects_of, fit_effects
 from tunewright.propose.lessons import Lessons
-from tunewright.propose.model import Observation, best, draws, observations
+from tunewright.propose.encoding import Encoding
+from tunewright.propose.memory import MemoryModel
+from tunewright.propose.model import Observation, best, draw, observations
 from tunewright.propose.space import Space, build_space, check_search
 from tunewright.propose.starts import starts
-
-_DRAWS = 64
-"""Draws of the model before its neighbourhood is walked instead."""
 
 _EXHAUSTIVE = 20_000
 """Spaces up to this size are walked to their end before they are called exhausted."""
 
 _RANDOM_TRIES = 2_000
-_NEIGHBOUR_EVERY = 3
-"""Every so many proposals of the model, one step from the best: TPE alone is slow to finish near it."""
+
+_LIKELY_TO_START = 0.5
+"""A candidate less likely to find memory for one request is clamped until it is likelier, or not tried."""
 
 _UNITS = ({"speculative_method", "num_speculative_tokens"},)
 """Knobs that only mean something together."""
 
 
 class OptunaProposer:
-    """The proposer on Optuna's TPE. Raises `Refused` at once when the search names what does not exist."""
+    """The proposer on an Optuna study. Raises `Refused` at once when the search names what does not exist."""
 
     def __init__(self, search: Search, facts: ModelFacts) -> None:
         check_search(search)
@@ -47,27 +47,28 @@ class OptunaProposer:
         facts = self._facts_with(trials)
         space = build_space(self._search, facts, baseline, trials)
         lessons = Lessons(trials, space.defaults)
+        memory = MemoryModel(trials, Encoding(space), facts)
         searched = [axis.name for axis in space.axes]
 
-        def acceptable(proposal: Proposal) -> Proposal | None:
-            clamped = lessons.clamp(proposal.candidate, searched)
-            fresh = clamped.hash not in lessons.tried and clamped != baseline
-            if not fresh or lessons.objection(clamped) or problems(clamped, facts):
-                return None
-            told = "" if clamped == proposal.candidate else ", within the bound that a failure told"
-            return Proposal(clamped, proposal.reason + told)
+        def fitted(candidate: Candidate) -> Candidate:
+            return memory.lowered(lessons.clamp(candidate, searched), searched, _LIKELY_TO_START)
 
-        seen = observations(trials)
-        for proposal in self._ideas(space, seen, baseline, trials, profile, facts):
-            accepted = acceptable(proposal)
-            if accepted is not None:
-                return accepted
+        def usable(candidate: Candidate) -> bool:
+            fresh = candidate.hash not in lessons.tried and candidate != baseline
+            known = not fresh or lessons.objection(candidate) or problems(candidate, facts)
+            return not known and memory.chance(candidate) >= _LIKELY_TO_START
+
+        for proposal in self._ideas(space, usable, baseline, trials, profile, facts):
+            clamped = fitted(proposal.candidate)
+            if usable(clamped):
+                told = "" if clamped == proposal.candidate else ", within the bounds that earlier starts told"
+                return Proposal(clamped, proposal.reason + told)
         return None
 
     def _ideas(
         self,
         space: Space,
-        seen: Sequence[Observation],
+        usable: Callable[[Candidate], bool],
         baseline: Candidate,
         trials: Sequence[TrialRecord],
         profile: TrafficProfile | None,
@@ -76,10 +77,10 @@ class OptunaProposer:
         """Everything worth asking about, the most promising first; finite."""
         yield from starts(space, baseline, trials, profile, facts)
         seed = int(content_hash([self._search.seed, len(trials)]), 16) % 2**31
-        if len(trials) % _NEIGHBOUR_EVERY == 0:
-            yield from _neighbours(space, seen, random.Random(seed))
-        for positions in draws(space, seen, seed, _DRAWS):
-            yield Proposal(space.candidate(positions), f"drawn by TPE from {len(seen)} candidates")
+        drawn = draw(space, trials, profile, facts, usable, seed)
+        if drawn is not None:
+            yield Proposal(drawn.candidate, f"expected to give {drawn.gain:+.0%} ± {drawn.sd:.0%} over the best so far")
+        seen = observations(trials)
         yield from _neighbours(space, seen, random.Random(seed))
         yield from _everything(space, random.Random(seed))
 

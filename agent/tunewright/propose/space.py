@@ -13,7 +13,7 @@ from tunewright.ports import Refused
 
 _LEARNED = ("max_num_batched_tokens", "attention_backend", "mamba_ssm_cache_dtype")
 """Defaults that a server reports, and that do not hang on other knobs."""
-_TYPICAL: dict[str, KnobValue] = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+TYPICAL: dict[str, KnobValue] = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
 """Where an unknown default is put on its axis; the search corrects it."""
 
 
@@ -230,7 +230,7 @@ def _axis(
     if default is None or own != default:
         slots.append(None)
     if ordered:
-        place = default if default is not None else _TYPICAL.get(knob.name, own if own is not None else 0)
+        place = default if default is not None else TYPICAL.get(knob.name, own if own is not None else 0)
         slots.sort(key=lambda value: float(place) + 1e-9 if value is None else float(value))
     else:
         slots.sort(key=lambda value: (value is not None, value != own))

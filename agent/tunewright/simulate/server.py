@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import signal
@@ -65,6 +66,7 @@ class Server:
         self.jobs: dict[int, tuple[api.Job, api.Answer]] = {}
         self.alive = True
         self.ended = 0  # requests
+        self._ideal = math.inf  # where the engine's clock stands; idle: nowhere
         self.late_sum = self.e2e_sum = 0.0
         self.fingerprint = f"vllm-{VLLM_VERSION}-{zlib.crc32(repr(config).encode()):08x}"
         self._random = random.Random(seed)
@@ -155,10 +157,12 @@ class Server:
         while True:
             if not self.stepper.busy or self.faults.due("no-tokens", self.ended):
                 self._work.clear()
+                self._ideal = math.inf
                 await self._work.wait()
                 ideal = max(ideal, loop.time())
                 if self.faults.due("no-tokens", self.ended):
                     continue
+            self._ideal = ideal
             batch = self.stepper.schedule(ideal)
             if batch is None:
                 # One request needs more blocks than there are; vLLM would wait for ever, too.
@@ -166,6 +170,7 @@ class Server:
                 ideal = loop.time()
                 continue
             ideal += batch.seconds * slow
+            self._ideal = ideal
             await asyncio.sleep(max(0.0, ideal - loop.time()))
             cause = self._struck()
             if cause:
@@ -376,6 +381,7 @@ class Server:
         self._keys += 1
         caching = self.config.prefix_caching
         hashes = prefix_hashes(ids, self.stepper.memory.hash_block_size) if caching else []
+        arrival = min(arrival, self._ideal)  # on the engine's clock, which lags where the machine is slow
         request = Request(self._keys, len(ids), tokens, arrival, hashes, seed, ends_itself)
         return api.Answer(index, request, seed, self._flip)
 

@@ -20,7 +20,7 @@ from tunewright.domain.tuning import Tuning
 from tunewright.kube.client import Json, Kube, PatchType
 from tunewright.kube.errors import AlreadyExists, KubeConflict, NotFound
 from tunewright.kube.events import emit
-from tunewright.kube.resources import TRIALS, TUNINGS
+from tunewright.kube.resources import MANAGED_BY, TRIALS, TUNING_LABEL, TUNINGS
 from tunewright.ports import Clock, Conflict, PortError, Refused
 from tunewright.store.kubernetes_status import (
     conditions,
@@ -31,9 +31,6 @@ from tunewright.store.kubernetes_status import (
     unpack,
 )
 from tunewright.tuningfile import explain_validation
-
-TUNING_LABEL = "tunewright.dev/tuning"
-MANAGED_BY = {"app.kubernetes.io/managed-by": "tunewright"}
 
 _WRITES = 30
 """Tries of a write that others' writes keep overtaking."""

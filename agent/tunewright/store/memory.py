@@ -7,7 +7,7 @@ from tunewright.ports import Conflict, Refused
 
 
 class MemoryStore:
-    """Every record goes through JSON once, so that what can't be stored elsewhere fails here too; safe in any thread."""
+    """Every record goes through JSON once, so that what can't be stored elsewhere fails here too; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -117,7 +117,7 @@ KNOB_EFFECT_HIGH = _of_tuning(
     "tuning_knob_effect_high_ratio", "Upper end of the effect's 90 % interval.", "knob", "value"
 )
 GPU_SECONDS = _of_tuning(
-    "tuning_gpu_seconds_total",
+    "tuning_gpu_seconds",
     "Time of the spare from the first to the last finished trial, times the GPUs of one server, by use: starting, "
     "warming, measuring, other, and idle between trials. Starts again from 0 when the tuning starts anew.",
     "use",

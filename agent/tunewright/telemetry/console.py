@@ -1,5 +1,6 @@
 """Live progress of a tuning in the terminal; plain lines, each fact once, where it is not a terminal."""
 
+import re
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ from tunewright.telemetry.facts import (
 
 TABLE_ROWS = 12
 """Trials shown while it runs, the latest ones: a live table must not be taller than the terminal."""
+
+_SPANS = re.compile(r"\d+(\.\d+)? ?s\b")
 
 _OUTCOME_STYLE = {
     TrialOutcome.COMPLETE: "green",
@@ -79,7 +82,7 @@ class Console:
         told = self._new_phases(record) + (self._new_trials(record, trials) if self._plain else [])
         for at, what, sentence in sorted(told, key=lambda one: one[0]):
             self._say(at, what, sentence)
-        if record.sentence and record.sentence != self._sentence:
+        if record.sentence and _timeless(record.sentence) != _timeless(self._sentence):
             self._say(None, str(record.phase), record.sentence)
             self._sentence = record.sentence
         if not self._plain and record.phase not in TERMINAL:
@@ -283,3 +286,8 @@ def trials_table(record: TuningRecord, trials: Sequence[TrialRecord], rows: int 
 def _row_text(record: TuningRecord, trial: TrialRecord) -> str:
     what = difference_text(record.baseline, trial.candidate)
     return f"round {trial.round}: {what}" if trial.purpose is TrialPurpose.CONFIRM else what
+
+
+def _timeless(sentence: str) -> str:
+    """A sentence that only counts seconds is no news: hours of it would bury a log."""
+    return _SPANS.sub("", sentence)

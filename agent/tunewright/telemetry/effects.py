@@ -69,14 +69,19 @@ def ladder(
     if not wanted or any(effect not in known for effect in wanted):
         return []
     base = _mean([trial for trial in trials if trial.candidate.hash == baseline.hash])
-    rungs, at, total = [], baseline, 0.0
+    rungs, at, gain = [], baseline, 0.0
     for effect in sorted((known[e] for e in wanted), key=lambda each: -each.gain):
         at = at.with_value(effect.knob, effect.value)
-        total += _log_gain(objective, effect.gain)
+        gain = together(objective, gain, effect.gain)
         here = _mean([trial for trial in trials if trial.candidate.hash == at.hash])
         measured = _ratio(objective, here, base) if here is not None and base is not None else None
-        rungs.append(Rung(effect, _gain(objective, total), measured))
+        rungs.append(Rung(effect, gain, measured))
     return rungs
+
+
+def together(objective: Objective, one: float, other: float) -> float:
+    """The gain of two changes that do not meddle with each other: factors multiply."""
+    return _gain(objective, _log_gain(objective, one) + _log_gain(objective, other))
 
 
 def _effect(objective: Objective, fit: Fit, index: int, seen: int) -> KnobEffect:

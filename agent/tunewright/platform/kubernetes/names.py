@@ -5,8 +5,7 @@ import re
 from dataclasses import dataclass
 
 from tunewright.kube.client import Json
-from tunewright.kube.resources import GROUP, TUNINGS, Resource
-from tunewright.store.kubernetes import MANAGED_BY, TUNING_LABEL
+from tunewright.kube.resources import GROUP, MANAGED_BY, TUNING_LABEL, TUNINGS, Resource
 
 ROLE_LABEL = f"{GROUP}/role"
 """`trial`, `load`, `log` or `canary`."""

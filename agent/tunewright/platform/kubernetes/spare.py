@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.redact import HIDDEN, redact
-from tunewright.domain.state import Failure, FailureKind
+from tunewright.domain.state import Failure, FailureKind, StartMemory
 from tunewright.knobs import readback
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.errors import AlreadyExists, Invalid, NotFound
@@ -219,11 +219,13 @@ class KubernetesSpare:
             self._keep_log(trial_id, pod, template)
             advice = "The server does not run what was asked for: look at its log for what overrides it."
             return _failure(Failure(kind=FailureKind.NOT_AS_LAUNCHED, cause="; ".join(contradictions), advice=advice))
+        memory = readback.start_memory(log)
         ready = {
             "seconds": round(waited, 3),
-            "version": self._prober.version(pod, template),
+            "version": readback.full_version(self._prober.version(pod, template), log),
             "effective": effective,
             "surprises": surprises,
+            "memory": memory.model_dump() if memory is not None else None,
         }
         patch = {"metadata": {"annotations": {_READY_ANNOTATION: json.dumps(ready)}}}
         self._kube.patch(PODS, pods.name_of(pod), patch, self._target.namespace)
@@ -364,4 +366,5 @@ def _is_ready(url: str, ready: Json, detail: str = "ready") -> ServerStatus:
         start_seconds=ready["seconds"],
         effective=copy.deepcopy(ready["effective"]),
         surprises=tuple(ready["surprises"]),
+        memory=StartMemory.model_validate(ready["memory"]) if ready.get("memory") else None,
     )

@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError
 
 from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.model import Model
+from tunewright.domain.state import StartMemory
 from tunewright.loadtest.files import write_atomic
 from tunewright.ports import PortError
 
@@ -34,6 +35,7 @@ class Ready(Model):
     version: str | None = None
     effective: dict[str, KnobValue] = Field(default_factory=dict)
     surprises: tuple[str, ...] = ()
+    memory: StartMemory | None = None
 
 
 class Since(Model):

@@ -186,8 +186,9 @@ class Server:
         if stranger:
             return _failed(Failure(kind=FailureKind.PORT_IN_USE, cause=stranger, advice="End what holds the port."))
         probe.complete_one_token(url, self._model, self._command.headers())
-        version = probe.version(url)
-        effective = readback.effective(_head(self.log), probe.cache_config(url))
+        log = _head(self.log)
+        version = readback.full_version(probe.version(url), log)
+        effective = readback.effective(log, probe.cache_config(url))
         contradictions, surprises = readback.compare(launch.candidate, effective)
         if contradictions and self._strict:
             return _failed(
@@ -203,6 +204,7 @@ class Server:
             version=version,
             effective=effective,
             surprises=(*contradictions, *surprises),
+            memory=readback.start_memory(log),
         )
         records.write(self.folder / "ready.json", ready)
         return _is_ready(launch, ready)
@@ -325,6 +327,7 @@ def _is_ready(launch: Launch, ready: Ready, detail: str = "ready") -> ServerStat
         start_seconds=ready.start_seconds,
         effective=ready.effective,
         surprises=ready.surprises,
+        memory=ready.memory,
     )
 
 

@@ -184,7 +184,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "TunewrightSparePending",
-        f'tunewright_tuning_spare_phase_seconds{{phase=~"Pending|Starting"}} > {_ONE} group_left'
+        f'tunewright_tuning_spare_phase_seconds{{phase=~"Pending|Starting"}} > {_ONE} group_left ()'
         " (0.8 * tunewright_tuning_spare_start_timeout_seconds)",
         "1m",
         "warning",

@@ -79,8 +79,9 @@ PROMOTION_DASHBOARD = Dashboard(
             ),
             Panel(
                 "Rollbacks",
-                "How often this tuning took production back to the baseline. docs/runbooks.md tells what to do then.",
-                [Query(f"max(tunewright_tuning_rollbacks_total{{{OURS}}})", "rollbacks")],
+                "How often production was taken back to the baseline during the time shown. docs/runbooks.md tells "
+                "what to do then.",
+                [Query(f"round(max(increase(tunewright_tuning_rollbacks_total{{{OURS}}}[$__range])))", "rollbacks")],
                 kind="stat", width=4, height=4, steps=((None, "green"), (1, "red")),
             ),
             TIMELINE,

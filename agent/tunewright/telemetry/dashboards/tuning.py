@@ -232,7 +232,7 @@ TUNING_DASHBOARD = Dashboard(
                 "GPU time of the spare by use",
                 "Where the spare's time went, from the first trial to the last that ended: starting servers is what a "
                 "tuning pays for.",
-                [Query(f"sum by (use) (tunewright_tuning_gpu_seconds_total{{{OURS}}})", "{{use}}")],
+                [Query(f"sum by (use) (tunewright_tuning_gpu_seconds{{{OURS}}})", "{{use}}")],
                 kind="bargauge", unit="s",
             ),
             Panel(

@@ -23,6 +23,30 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One bar of the ladder: from where to where (as gains over the baseline), and the ends it may have."""
+
+    label: str
+    worth: float
+    start: float
+    end: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One trial in the chart of speed against latency; `front`: no other feasible trial is better in both."""
+
+    x: float
+    y: float
+    feasible: bool
+    front: bool
+    css: str
+    label: str
+
+
+@dataclass(frozen=True)
 class Spread:
     """The percentiles of one latency on one side, in seconds."""
 
@@ -102,6 +126,78 @@ def progress_chart(points: Sequence[Point], baseline: float | None, unit: str, l
         *parts,
         caption=f"{unit}: ● meets the SLO, ○ misses it, ✕ not measured; the line is the best so far.",
     )
+
+
+def ladder_chart(steps: Sequence[Step], confirmed: Estimate | None) -> Raw:
+    """Each change as a bar that begins where the one before ended, and the confirmed gain below them."""
+    rows = list(steps)
+    if confirmed is not None:
+        rows.append(
+            Step("confirmed, all together", confirmed.value, 0.0, confirmed.value, confirmed.low, confirmed.high)
+        )
+    ends = [value for step in rows for value in (step.start, step.end)]
+    # Whiskers that reach far say "unknown": they are cut, so that the bars stay readable.
+    span = max(1e-9, max(ends) - min(0.0, *ends))
+    low, high, pitch = _scale(min(0.0, *ends) - 0.15 * span, max(ends) + 0.3 * span)
+    left, right, height = 30.0, WIDTH - 30.0, 44.0
+
+    def x(value: float) -> float:
+        return left + (min(max(value, low), high) - low) / (high - low) * (right - left)
+
+    bottom = height * len(rows) + 4
+    parts = []
+    for index in range(round((high - low) / pitch) + 1):
+        at = low + index * pitch
+        parts.append(_line(x(at), 2, x(at), bottom, "grid"))
+        parts.append(_text(x(at), bottom + 16, f"{at * 100:+.4g}%" if abs(at) > pitch / 1e6 else "0%", anchor="middle"))
+    for row, step in enumerate(rows):
+        top, css = row * height, "bar2" if confirmed is not None and row == len(steps) else "bar"
+        a, b = sorted((x(step.start), x(step.end)))
+        together = f", together {percent(step.end)}" if step.start else ""
+        parts.append(_text(0, top + 15, f"{step.label}: {percent(step.worth)}{together}", css="ink"))
+        parts.append(_rect(a, top + 22, max(2.0, b - a), 14, css if step.end >= step.start else "loss"))
+        parts.append(_line(x(step.low), top + 29, x(step.high), top + 29, "whisker", 2))
+    told = "; ".join(f"{step.label}: from {percent(step.start)} to {percent(step.end)}" for step in rows)
+    return figure("ladder-chart", "Gain over the baseline, change by change", told, bottom + 24, *parts)
+
+
+def pareto_chart(marks: Sequence[Mark], x_name: str, y_name: str) -> Raw:
+    """Speed (upwards) against a latency (to the right): the best is at the top left, the line is the front."""
+    if not marks:
+        return Raw("")
+    x_low, x_high, x_step = _scale(0.0, max(mark.x for mark in marks))
+    y_low, y_high, y_step = _scale(min(0.0, *(mark.y for mark in marks)), max(mark.y for mark in marks))
+    left, right, top, bottom = 62.0, WIDTH - 28.0, 16.0, 250.0
+
+    def x(value: float) -> float:
+        return left + (value - x_low) / (x_high - x_low) * (right - left)
+
+    def y(value: float) -> float:
+        return bottom - (value - y_low) / (y_high - y_low) * (bottom - top)
+
+    parts = []
+    for index in range(round((y_high - y_low) / y_step) + 1):
+        at = y_low + index * y_step
+        parts.append(_line(left, y(at), right, y(at), "grid"))
+        parts.append(_text(left - 8, y(at) + 4, number(at), anchor="end"))
+    for index in range(round((x_high - x_low) / x_step) + 1):
+        at = x_low + index * x_step
+        parts.append(_text(x(at), bottom + 18, seconds(at), anchor="middle"))
+    parts.append(_text((left + right) / 2, bottom + 38, x_name, anchor="middle"))
+    front = sorted((mark for mark in marks if mark.front), key=lambda mark: (mark.x, mark.y))
+    if len(front) > 1:
+        path = "".join(f"{'L' if i else 'M'}{_n(x(mark.x))} {_n(y(mark.y))}" for i, mark in enumerate(front))
+        parts.append(el("path", d=path, cls="line front"))
+    for mark in marks:
+        css = f"{mark.css} hollow" if not mark.feasible else mark.css
+        tip = el("title", mark.label)
+        parts.append(el("circle", tip, cx=_n(x(mark.x)), cy=_n(y(mark.y)), r="6" if mark.front else "4", cls=css))
+    told = "On the front: " + "; ".join(mark.label for mark in front) if front else "No trial meets the SLO."
+    return figure(
+        "pareto", f"{y_name} against {x_name}", told, bottom + 46, *parts,
+        caption=f"{y_name}, upwards, against {x_name}: the best is at the top left. ● meets the SLO, ○ misses it; "
+        "large: on the front.",
+    )  # fmt: skip
 
 
 def latency_chart(name: str, title: str, sides: Sequence[Spread], bounds: Sequence[tuple[str, float]]) -> Raw:

@@ -12,6 +12,8 @@ from tunewright.telemetry.facts import (
     baseline_objective,
     difference_text,
     gain_over,
+    gpus,
+    idle_seconds,
     number,
     objective_text,
     percent,
@@ -211,14 +213,17 @@ def spare_use(trials: Sequence[TrialRecord]) -> Raw:
     time = spare_time_of_all(trials)
     if not time.total > 0:
         return el("p", "No trial has ended yet.", cls="soft")
-    done = sum(trial.phase is TrialPhase.DONE for trial in trials)
+    done, idle = sum(trial.phase is TrialPhase.DONE for trial in trials), idle_seconds(trials)
+    width = max(gpus(trial) for trial in trials)
+    each = f", on {width} GPUs each" if width > 1 else ""
     return join(
         (
             el(
                 "p",
-                f"{seconds(time.total)} over {done} trials: starting {seconds(time.starting)}, warming "
+                f"{seconds(time.total)} over {done} trials{each}: starting {seconds(time.starting)}, warming "
                 f"{seconds(time.warming)}, measuring {seconds(time.measuring)}, other {seconds(time.other)} "
-                "(stopping, failed attempts, load tests that came to nothing).",
+                f"(stopping, failed attempts, load tests that came to nothing). Between the first and the last trial "
+                f"it was idle for {seconds(idle)} more.",
             ),
             time_chart(time),
         )

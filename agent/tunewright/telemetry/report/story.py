@@ -1,11 +1,12 @@
 """The report's last part: the traffic, the promotion, who decided what, and the phases."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from tunewright.domain.state import Decision, TuningRecord
+from tunewright.domain.measurement import Measurement
+from tunewright.domain.state import Decision, TrialRecord, TuningRecord
 from tunewright.domain.verdict import Outcome, Reading
 from tunewright.domain.workload import Lengths, Workload, workload_for
-from tunewright.telemetry.facts import number, seconds
+from tunewright.telemetry.facts import is_judged, number, seconds
 from tunewright.telemetry.report.charts import histogram_chart
 from tunewright.telemetry.report.data import all_decisions
 from tunewright.telemetry.report.markup import Raw, badge, el, join, table, when
@@ -13,31 +14,40 @@ from tunewright.telemetry.report.markup import Raw, badge, el, join, table, when
 _KINDS = {Outcome.PASS: "good", Outcome.FAIL: "bad", Outcome.INCONCLUSIVE: "warn"}
 
 
-def traffic(record: TuningRecord) -> Raw:
-    """What production's traffic looked like, and what the load tests made of it."""
+def traffic(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
+    """What production's traffic looked like, and beside it what the load tests asked for and really sent."""
     profile = record.profile
     if profile is None:
         return el("p", "The traffic has not been learned yet.", cls="soft")
     workload = workload_for(record.tuning.spec.load, profile)
     demand = f"{number(profile.demand)} requests/s"
     reuse = "prefix cache off" if profile.prefix_reuse is None else f"{profile.prefix_reuse:.0%}"
+    seen = _seen_in_tests(trials)
     rows = [
-        ("Arrivals", f"at least {demand}" if profile.saturated else demand, _arrivals(workload)),
+        ("Arrivals", f"at least {demand}" if profile.saturated else demand, _arrivals(workload),
+         _each(seen, lambda m: m.requests_per_second, " requests/s")),
         ("At a time", f"{number(profile.concurrency)} (95th percentile {number(profile.concurrency_p95)})",
-         number(workload.concurrency) if workload.concurrency else "as it comes"),
+         number(workload.concurrency) if workload.concurrency else "as it comes",
+         _each(seen, lambda m: m.generator.achieved if workload.concurrency else None)),
         ("Burstiness (1 is Poisson)", "not known" if profile.burstiness is None else number(profile.burstiness),
-         number(workload.burstiness) if workload.rate else "closed loop"),
-        ("Prompt tokens", f"{number(profile.prompt_tokens_mean)} on average", _lengths(workload.prompt_tokens)),
-        ("Output tokens", f"{number(profile.output_tokens_mean)} on average", _lengths(workload.output_tokens)),
-        ("Shared prefix", reuse, f"{workload.prefix_reuse:.0%}"),
-        ("Output tokens/s", number(profile.output_tokens_per_second), "what the candidate can do"),
-        ("TTFT p95", _or_none(profile.ttft_p95), "measured"),
-        ("E2E p95", _or_none(profile.e2e_p95), "measured"),
+         number(workload.burstiness) if workload.rate else "closed loop", "–"),
+        ("Prompt tokens", f"{number(profile.prompt_tokens_mean)} on average", _lengths(workload.prompt_tokens),
+         _each(seen, lambda m: _per_request(m.input_tokens_per_second, m), " on average")),
+        ("Output tokens", f"{number(profile.output_tokens_mean)} on average", _lengths(workload.output_tokens),
+         _each(seen, lambda m: _per_request(m.output_tokens_per_second.value, m), " on average")),
+        ("Shared prefix", reuse, f"{workload.prefix_reuse:.0%}",
+         _each(seen, lambda m: None if m.server is None or m.server.prefix_hit_rate is None
+               else 100 * m.server.prefix_hit_rate, "% found in the cache")),
+        ("Output tokens/s", number(profile.output_tokens_per_second), "what a candidate can do",
+         _each(seen, lambda m: m.output_tokens_per_second.value)),
+        ("TTFT p95", _or_none(profile.ttft_p95), "what comes of it", _span(seen, lambda m: m.ttft.p95)),
+        ("E2E p95", _or_none(profile.e2e_p95), "what comes of it", _span(seen, lambda m: m.e2e.p95)),
     ]  # fmt: skip
     parts: list[object] = [
         el("p", f"{number(profile.finished_requests)} requests of {profile.replicas} replicas, from ",
            when(profile.start), " to ", when(profile.end), f"; {profile.via}; {profile.source}. Per replica:"),
-        table("Traffic seen and replayed, per replica", ("", "Seen in production", "Replayed in the tests"), rows),
+        table("Traffic seen and replayed, per replica",
+              ("", "Seen in production", "Asked of the load tests", "Measured in them"), rows),
         el("div", histogram_chart("prompts", "Prompt length in tokens", profile.prompt_tokens),
            histogram_chart("outputs", "Output length in tokens", profile.output_tokens), cls="two"),
     ]  # fmt: skip
@@ -47,6 +57,33 @@ def traffic(record: TuningRecord) -> Raw:
     if profile.notes:
         parts.append(el("ul", join(el("li", note) for note in profile.notes)))
     return join(parts)
+
+
+def _seen_in_tests(trials: Sequence[TrialRecord]) -> list[Measurement]:
+    return [trial.measurement for trial in trials if trial.measurement is not None and is_judged(trial)]
+
+
+def _per_request(rate: float, measured: Measurement) -> float | None:
+    return rate / measured.requests_per_second if measured.requests_per_second > 0 else None
+
+
+def _ends(seen: Sequence[Measurement], of: Callable[[Measurement], float | None]) -> tuple[float, float] | None:
+    values = [value for measured in seen if (value := of(measured)) is not None]
+    return (min(values), max(values)) if values else None
+
+
+def _each(seen: Sequence[Measurement], of: Callable[[Measurement], float | None], unit: str = "") -> str:
+    """The lowest and the highest over all sound trials."""
+    ends = _ends(seen, of)
+    if ends is None:
+        return "–"
+    low, high = number(ends[0]), number(ends[1])
+    return f"{low if low == high else f'{low} to {high}'}{unit}"
+
+
+def _span(seen: Sequence[Measurement], of: Callable[[Measurement], float]) -> str:
+    ends = _ends(seen, of)
+    return "–" if ends is None else f"{seconds(ends[0])} to {seconds(ends[1])}"
 
 
 def _arrivals(workload: Workload) -> str:

@@ -52,7 +52,8 @@ svg .new{fill:var(--new-fill);stroke:var(--new-fill)}svg .old{fill:var(--old-fil
 svg text.new{fill:var(--new);stroke:none}svg text.old{fill:var(--old);stroke:none}
 svg .slo{stroke:var(--bad);fill:var(--bad)}svg text.slo{stroke:none}svg .line{fill:none;stroke-width:2}
 svg .dash{stroke-dasharray:6 4}svg .hollow{fill:var(--card);stroke-width:2}svg .dead{stroke:var(--bad);stroke-width:2}
-svg .bar{fill:var(--s1)}svg .s1{fill:var(--s1)}svg .s2{fill:var(--s2)}svg .s3{fill:var(--s3)}svg .s4{fill:var(--s4)}
+svg .bar{fill:var(--s1)}svg .bar2{fill:var(--s2)}svg .loss{fill:var(--bad)}svg .whisker{stroke:var(--ink)}
+svg .front{stroke:var(--s2)}svg .s1{fill:var(--s1)}svg .s2{fill:var(--s2)}svg .s3{fill:var(--s3)}svg .s4{fill:var(--s4)}
 details{margin:.5rem 0}summary{cursor:pointer;color:var(--soft)}
 @media (max-width:30rem){thead th{white-space:normal}
 section{padding:.9rem .9rem}.tiles{grid-template-columns:1fr 1fr}h1{font-size:1.375rem}}

@@ -1,0 +1,89 @@
+"""A Gaussian process over the trials: the beliefs' additive effects, and a residual for what knobs do only together."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from tunewright.propose.beliefs import Beliefs, Feature
+from tunewright.propose.encoding import Array, Rows
+
+_TOGETHER = 0.08
+"""Sd of what no sum of single effects explains, in log objective."""
+_ANYWHERE = 4.0
+"""Variance of the level itself: it is told by the first trial."""
+_SCALES = (0.6, 1.0, 1.6)
+"""Factors on the beliefs' sds that are weighed against the data."""
+_NOISES = (0.015, 0.03, 0.06)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Mean and sd of the log objective without noise, one of each row."""
+
+    mean: Array
+    sd: Array
+
+
+class Surrogate:
+    """Fitted to rows and their outcomes (logs). `mean` of the beliefs is taken off first where `prior_mean` is on."""
+
+    def __init__(self, beliefs: Beliefs, rows: Rows, outcomes: Array, *, prior_mean: bool = True, widen: float = 1.0):
+        self._beliefs, self._rows = beliefs, rows
+        self._prior_mean = prior_mean
+        rest = outcomes - self._offset(rows)
+        best: tuple[float, float, float] | None = None
+        base = self._kernel(rows, rows, 1.0)
+        for scale in _SCALES:
+            for noise in _NOISES:
+                score = _likelihood(base * (widen * scale) ** 2, rest, noise) - _unlikely(scale)
+                if best is None or score > best[0]:
+                    best = (score, widen * scale, noise)
+        assert_fitted = best or (0.0, widen, _NOISES[1])
+        self._scale, self.noise = assert_fitted[1], assert_fitted[2]
+        gram = base * self._scale**2 + _ANYWHERE + self.noise**2 * np.eye(len(rows))
+        self._factor = cho_factor(gram, lower=True)
+        self._weights = cho_solve(self._factor, rest)
+
+    def at(self, rows: Rows) -> Posterior:
+        """What is known of these rows."""
+        cross = self._kernel(rows, self._rows, self._scale) + _ANYWHERE
+        mean = self._offset(rows) + cross @ self._weights
+        own = self._variance(rows) * self._scale**2 + _ANYWHERE
+        variance = own - np.einsum("ij,ji->i", cross, cho_solve(self._factor, cross.T))
+        return Posterior(mean, np.sqrt(np.maximum(variance, 1e-8)))
+
+    def _offset(self, rows: Rows) -> Array:
+        return self._beliefs.mean(rows) if self._prior_mean else np.zeros(len(rows))
+
+    def _kernel(self, left: Rows, right: Rows, scale: float) -> Array:
+        total = np.zeros((len(left), len(right)))
+        alike = np.ones_like(total)
+        for feature in self._beliefs.features:
+            places = np.ix_(feature.level(left), feature.level(right))
+            total += feature.covariance[places]
+            alike *= _carried(feature)[places]
+        return np.asarray((total + _TOGETHER**2 * alike) * scale**2, dtype=np.float64)
+
+    def _variance(self, rows: Rows) -> Array:
+        total = np.full(len(rows), _TOGETHER**2)
+        for feature in self._beliefs.features:
+            total += np.diag(feature.covariance)[feature.level(rows)]
+        return total
+
+
+def _carried(feature: Feature) -> Array:
+    """A knob that hardly matters hardly separates two candidates."""
+    weight = min(1.0, float(np.sqrt(np.diag(feature.covariance).max())) / 0.1)
+    return np.asarray(feature.likeness**weight, dtype=np.float64)
+
+
+def _likelihood(kernel: Array, rest: Array, noise: float) -> float:
+    gram = kernel + _ANYWHERE + noise**2 * np.eye(len(rest))
+    factor = cho_factor(gram, lower=True)
+    return float(-0.5 * rest @ cho_solve(factor, rest) - np.log(np.diag(factor[0])).sum())
+
+
+def _unlikely(scale: float) -> float:
+    return 2.0 * math.log(scale) ** 2
