@@ -34,11 +34,15 @@ lint: $(STAMP) ## ruff, mypy --strict, import layers, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tunewright.telemetry.docs --check
+	$(BIN)/python -m tunewright.telemetry.dashboards --check
+	$(BIN)/python -m tunewright.telemetry.alerts --check
 	$(BIN)/python -m tunewright.api.schema --check
 	$(BIN)/python -m tunewright.kube.crds --check
 
 generate: $(STAMP) ## Write the generated docs and the JSON schema again
 	$(BIN)/python -m tunewright.telemetry.docs
+	$(BIN)/python -m tunewright.telemetry.dashboards
+	$(BIN)/python -m tunewright.telemetry.alerts
 	$(BIN)/python -m tunewright.api.schema
 	$(BIN)/python -m tunewright.kube.crds
 	$(BIN)/python -m tunewright.kube.crds --out deploy/helm/tunewright/crds

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices are small: threads only wait for each other
+
 from benchmarks.search_arms import ARMS, incumbent, run
 from benchmarks.search_plot import plot
 from benchmarks.search_world import CASES, Case, Run, World, case_for

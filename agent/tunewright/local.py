@@ -287,7 +287,8 @@ class LocalTuning:
 
     def render_report(self, record: TuningRecord) -> str:
         """The report page as of now."""
-        how = self.target.recommend(record.winner) if record.winner is not None else ""
+        to_do = record.winner if record.phase is not Phase.PROMOTED else None
+        how = self.target.recommend(to_do) if to_do is not None else ""
         decisions = self.store.decisions(record.name)
         return render_report(record, self.store.trials(record.name), decisions=decisions, how_to_apply=how)
 

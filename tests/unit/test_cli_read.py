@@ -150,6 +150,16 @@ def test_a_state_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     assert file.read_text() == "a file"
 
 
+def test_a_state_folder_of_another_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exists(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "exists", exists)
+    told = run(tmp_path / "state", "show", code=Exit.USAGE)
+    assert "no permission" in told
+    assert "sudo -u" in told
+
+
 def test_profile_refuses_what_is_no_span_and_names_a_prometheus_that_does_not_answer() -> None:
     result = RUNNER.invoke(app, ["profile", "http://127.0.0.1:9", "--window", "30"])
     assert (result.exit_code, "30" in result.stderr) == (Exit.USAGE, True)

@@ -114,6 +114,7 @@ def test_a_baseline_that_misses_the_slo_is_beaten_by_one_that_meets_it() -> None
     record = world.run(until=waits)
     assert record.winner == world.proposals[0]
     assert "which the baseline missed" in record.sentence
+    assert "not settled" not in record.sentence
 
 
 def test_a_candidate_that_runs_out_of_memory_costs_one_start_and_is_told(world: World) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -282,3 +285,26 @@ def test_slow_faults(tmp_path: Path) -> None:
         plain.complete(prompt="x", max_tokens=30, ignore_eos=True)
         # The engine's own clock, so exact whatever the machine does.
         assert third == pytest.approx(3 * plain.metric("vllm:inter_token_latency_seconds_sum"), rel=0.01)
+
+
+def test_a_machine_that_is_too_slow_gives_no_time_to_first_token_below_zero(tmp_path: Path) -> None:
+    """The engine's clock lags then, and a request must not be answered before it came."""
+
+    def send(tokens: int) -> socket.socket:
+        client = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        body = json.dumps({"prompt": "x", "max_tokens": tokens, "ignore_eos": True}).encode()
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        return client
+
+    with serving(tmp_path, *QUICK) as server:
+        first = send(300)
+        server.wait_metric("vllm:time_to_first_token_seconds_count", 1)
+        before = server.metric("vllm:time_to_first_token_seconds_sum")
+        os.kill(server.process.pid, signal.SIGSTOP)
+        time.sleep(1.0)
+        second = send(1)
+        os.kill(server.process.pid, signal.SIGCONT)
+        server.wait_metric("vllm:time_to_first_token_seconds_count", 2)
+        assert server.metric("vllm:time_to_first_token_seconds_sum") > before
+        first.close()
+        second.close()

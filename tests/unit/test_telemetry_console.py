@@ -21,7 +21,7 @@ from telemetry_samples import (
 
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import TrialPhase
-from tunewright.telemetry.console import Console, LiveStatus, clean, progress_view, trial_line
+from tunewright.telemetry.console import Console, LiveStatus, best_text, clean, left_text, progress_view, trial_line
 
 
 class Terminal(io.StringIO):
@@ -169,7 +169,7 @@ def drawn(view, width):
 def test_the_live_view_shows_budget_current_trial_stage_and_the_latest_trials():
     held = record(Phase.SEARCHING, baseline=BASELINE, tuning=tuning(budget={"trials": 30}))
     trials = [*search_trials(), running(12, BASELINE.with_value("max_num_seqs", 300), TrialPhase.MEASURING)]
-    text = drawn(progress_view(held, trials, LiveStatus(stage="warming up", progress=0.4)), 140)
+    text = drawn(progress_view(held, trials, LiveStatus(stage="warming up", progress=0.4), T0 + 65), 140)
     assert "10/30 trials" in text
     assert "trial 12 Measuring, warming up 40%" in text
     assert "1,610 ± 32 output tokens/s" in text
@@ -177,7 +177,9 @@ def test_the_live_view_shows_budget_current_trial_stage_and_the_latest_trials():
     assert "simulated, 1 run" in text
     assert " 0  as the baseline" not in text
     for width in (20, 60, 80, 200):
-        assert all(len(line) <= width for line in drawn(progress_view(held, trials, LiveStatus()), width).splitlines())
+        assert all(
+            len(line) <= width for line in drawn(progress_view(held, trials, LiveStatus(), T0), width).splitlines()
+        )
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -199,3 +201,30 @@ def test_on_a_terminal_the_end_is_a_panel_and_a_table_of_all_trials():
     assert "chat: Promoted" in text
     assert "report:  r.html" in text
     assert text.count("1,010 ± 20") == 1
+
+
+def test_the_best_so_far_is_told_with_what_it_rests_on():
+    held = record(Phase.SEARCHING, baseline=BASELINE)
+    assert best_text(held, []) == ""
+    base = trial(0, BASELINE, purpose="baseline")
+    assert best_text(held, [base]) == "best so far: 1,000 output tokens/s: as the baseline"
+    better = trial(1, BASELINE.with_value("max_num_seqs", 128), rate=1500.0)
+    assert best_text(held, [base, better]) == (
+        "best so far: 1,500 output tokens/s (+50.0%, 1 run): max_num_seqs 64 → 128"
+    )
+    done, trials = promoted()
+    assert best_text(done, trials).startswith("ahead: ")
+    assert "3 fresh starts of each side" in best_text(done, trials)
+
+
+def test_what_is_left_of_time_and_gpu_minutes_is_told():
+    spec = tuning(budget={"trials": 8, "gpuMinutes": 10.0, "wallTime": "30m"})
+    held = record(Phase.SEARCHING, tuning=spec, baseline=BASELINE, search_since=T0)
+    text = left_text(held, [trial(0, BASELINE)], T0 + 90)
+    assert text.startswith("in Searching for 1 min 30 s of ")
+    assert "28 min 30 s of the search left" in text
+    assert "8.2 of 10 GPU minutes left" in text
+    waits = record(Phase.AWAITING_APPROVAL)
+    assert left_text(waits, [trial(0, BASELINE)], T0 + 5) == (
+        "in AwaitingApproval for 5 s, 1.8 minutes of the spare used"
+    )

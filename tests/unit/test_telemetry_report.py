@@ -364,3 +364,16 @@ def test_charts_of_nothing_are_empty():
     assert histogram_chart("a", "b", Histogram(edges=(1, 2), counts=(0, 0))) == ""
     assert "NaN" not in interval_chart(Estimate(value=0, low=0, high=0), 0.0)
     assert 'width="0"' in time_chart(SpareTime(starting=1.0))
+
+
+def test_a_winner_by_the_slo_alone_is_not_called_settled_by_its_interval():
+    done, trials = promoted()
+    wide = Gain(
+        estimate=Estimate(value=1.97, low=-0.8, high=47.0), rounds=2, status=ConfirmStatus.BETTER,
+        reason="meets the SLO, which the baseline missed in all of 2 rounds",
+    )  # fmt: skip
+    held = done.model_copy(update={"finalists": (Finalist(candidate=WINNER, gain=wide),)})
+    text = page(held, trials).text
+    assert "settled by the SLO" in text
+    assert "Better, though the size of the gain is not settled: it meets the SLO, which the baseline missed" in text
+    assert "settled by the SLO" not in page(done, trials).text

@@ -26,7 +26,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/cpu.yaml"
 NAME = "cpu"
 LISTEN = 18555
 URL = f"http://127.0.0.1:{LISTEN}"
-RATE = 0.5
+RATE = 0.8
 """Requests per second of background traffic, all the time: light, and on a core that nothing is measured on."""
 
 PROGRAM = str(Path(sys.executable).with_name("tunewright"))

@@ -50,6 +50,9 @@ def told() -> Iterator[None]:
         fail(str(refusal), Exit.USAGE)
     except PortError as error:
         fail(str(error), Exit.UNREACHABLE)
+    except PermissionError as error:
+        who = "be the user who runs `tunewright tune`, as by sudo -u USER"
+        fail(f"{error.filename or 'The machine'}: no permission; {who}, or name another --state", Exit.USAGE)
     except OSError as error:
         fail(f"{error.filename or 'The machine'}: {error.strerror or error}", Exit.UNREACHABLE)
 

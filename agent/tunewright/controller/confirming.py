@@ -87,7 +87,9 @@ def _look(record: TuningRecord, finalist: Finalist, mine: Sequence[TrialRecord])
         reason = f"failed or missed the SLO in {len(broken)} of {len(rounds)} rounds"
         gain = update(gain, status=ConfirmStatus.NOT_BETTER, reason=reason)
     elif len(base_broken) == len(rounds) >= confirm.min_rounds and not broken:
-        reason = f"meets the SLO, which the baseline missed in all of {len(rounds)} rounds ({gain.reason})"
+        reason = f"meets the SLO, which the baseline missed in all of {len(rounds)} rounds"
+        if pairs:  # two rounds bound no ratio: its interval would tell nothing
+            reason += f"; {gain.estimate.value:+.1%} on average"
         gain = update(gain, status=ConfirmStatus.BETTER, reason=reason)
     elif gain.status is ConfirmStatus.RUNNING and len(rounds) >= confirm.max_rounds:
         reason = f"too few sound rounds: {len(pairs)} of {len(rounds)}"

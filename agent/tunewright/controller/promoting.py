@@ -84,7 +84,7 @@ def canary(record: TuningRecord, context: Context) -> Step:
     watched = now - judged_from
     if verdict.outcome is Outcome.FAIL:
         return _back(record, f"the canary is worse: {verdict.reason}", now)
-    if verdict.outcome is Outcome.PASS and watched >= analysis.min_duration:
+    if verdict.outcome is Outcome.PASS and watched >= analysis.min_duration and not status.foreign:
         sentence = f"The canary holds: {verdict.reason}. Rolling replica by replica."
         rolling_state = update(_promotion(record), updated=1, canary_verdict=verdict, judged_from=now)
         return Step(enter(record, Phase.ROLLING, sentence, now, promotion=rolling_state), 0.0)
@@ -92,7 +92,8 @@ def canary(record: TuningRecord, context: Context) -> Step:
         return _back(record, f"no traffic reached the canary in {watched:.0f}s: {verdict.reason}", now)
     if watched > analysis.max_duration:
         return _back(record, f"no verdict after {watched:.0f}s: {verdict.reason}", now)
-    return Step(say(record, f"The canary after {watched:.0f}s: {verdict.outcome}, {verdict.reason}."), POLL)
+    held = f" Held, since {status.foreign}." if status.foreign else ""
+    return Step(say(record, f"The canary after {watched:.0f}s: {verdict.outcome}, {verdict.reason}.{held}"), POLL)
 
 
 def rolling(record: TuningRecord, context: Context) -> Step:
@@ -112,6 +113,8 @@ def rolling(record: TuningRecord, context: Context) -> Step:
     done = ready_on(status, promotion.candidate.hash)
     if not status.settled or done < promotion.updated:
         return Step(say(record, f"Rolling: {done} of {promotion.replicas} replicas ({status.detail})."), POLL)
+    if status.foreign:
+        return Step(say(record, f"Held at {done} of {promotion.replicas} replicas: {status.foreign}."), POLL)
     if promotion.updated < promotion.replicas:
         after = update(promotion, updated=promotion.updated + 1)
         sentence = f"Rolling: {done} of {promotion.replicas} replicas are done."

@@ -115,7 +115,7 @@ def run_demo(folder: Path, clock: Clock, stop: Stop, *, plain: bool) -> Exit:
         record = local.run(stop, on_step)
         console.close()
         children.end(traffic, grace=60.0)
-        left = "" if record is None else _tell(record, local, folder)
+        left = "" if record is None or stop.is_set() else _tell(record, local, folder)
     leftovers = children.find_marked(folder)
     if leftovers:
         print(f"Processes {leftovers} were left behind.")

@@ -9,6 +9,9 @@ from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.knobs.catalogue import CATALOGUE, near
 from tunewright.knobs.facts import ModelFacts, default_value
 
+_DRAFT_ON_THE_HOST = ("ngram", "suffix", "medusa", "mlp_speculator")
+"""Methods that need a step's tokens on the host before the next is scheduled."""
+
 Rule = Callable[["_View"], str | None]
 
 
@@ -151,6 +154,12 @@ def _speculation_slots(view: _View) -> str | None:
     return None
 
 
+def _speculation_async(view: _View) -> str | None:
+    if view.depth and view.method in _DRAFT_ON_THE_HOST and view.values.get("async_scheduling") is True:
+        return f"async_scheduling does not go with speculative_method {view.method}; leave it out, and vLLM decides"
+    return None
+
+
 def _rounding_dtype(view: _View) -> str | None:
     if view.values.get("enable_mamba_cache_stochastic_rounding") is True:
         dtype = view.effective("mamba_ssm_cache_dtype")
@@ -184,6 +193,7 @@ RULES: tuple[Rule, ...] = (
     _speculation_method,
     _mtp,
     _speculation_slots,
+    _speculation_async,
     _rounding_dtype,
     _rounding_backend,
 )

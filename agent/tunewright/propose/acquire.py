@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
+from scipy.special import ndtr
 
 from tunewright.propose.encoding import Array, Encoding, Rows
 from tunewright.propose.memory import MemoryModel
@@ -32,6 +33,7 @@ class Outlook:
     feasible: Rows  # measured, and within the SLO
     measured: Rows
 
+    @cached_property
     def incumbent(self) -> float | None:
         """The best mean among what is known to meet the SLO."""
         return float(self.objective.at(self.feasible).mean.max()) if len(self.feasible) else None
@@ -49,7 +51,7 @@ class Outlook:
     def score(self, rows: Rows) -> Array:
         """Larger is more worth a trial (a log)."""
         chance = np.log(np.maximum(self.chance(rows), _LOWEST))
-        told, best = self.objective.at(rows), self.incumbent()
+        told, best = self.objective.at(rows), self.incumbent
         if best is None:
             return np.asarray(2 * chance + told.mean, dtype=np.float64)
         return np.asarray(_log_improvement((told.mean - best) / told.sd) + np.log(told.sd) + chance, dtype=np.float64)
@@ -60,7 +62,7 @@ def _log_improvement(z: Array) -> Array:
     density = -0.5 * z**2 - 0.5 * np.log(2 * np.pi)
     near = np.exp(density) + z * ndtr(z)
     far = density - 2 * np.log(np.maximum(-z, 1.0))
-    return np.where(z > -5, np.log(np.maximum(near, 1e-300)), far + 0 * log_ndtr(z))
+    return np.where(z > -5, np.log(np.maximum(near, 1e-300)), far)
 
 
 def climb(outlook: Outlook, usable: Usable, beginnings: Sequence[Rows], seed: int) -> Rows | None:

@@ -14,6 +14,7 @@ MACHINE_FAULTS_PER_CANDIDATE = 2
 _BACKENDS = ("attention_backend", "moe_backend", "linear_backend", "mamba_backend", "all2all_backend")
 _STATE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _OUT_OF_MEMORY = (FailureKind.OUT_OF_MEMORY, FailureKind.OUT_OF_MEMORY_UNDER_LOAD)
+_UTILIZATION, _AT_EASE = "gpu_memory_utilization", 0.92
 _MORE_MEMORY = ("max_num_batched_tokens", "max_num_seqs")
 
 
@@ -31,6 +32,7 @@ class Lessons:
         self._defaults = defaults
         self._bounds: list[_Bound] = []
         self._banned: set[tuple[str, KnobValue | None]] = set()  # with None: every value of the knob
+        self._most_utilization = float("inf")  # from here on it ran out of memory under load
         self._starved: list[tuple[FailureKind, Candidate]] = []
         self.tried: set[str] = set()
         faults: dict[str, int] = {}
@@ -52,6 +54,10 @@ class Lessons:
             self._banned.update(_named_flags(candidate, failure.cause))
         if failure.kind is FailureKind.UNSUPPORTED_BACKEND:
             self._banned.update(_named_backends(candidate, failure.cause))
+        share = self._number(candidate, _UTILIZATION)
+        if failure.kind is FailureKind.OUT_OF_MEMORY_UNDER_LOAD and share and share > _AT_EASE:
+            # What start-up did not see has to fit in the rest: a gamble that this machine has lost once.
+            self._most_utilization = min(self._most_utilization, share)
         if failure.kind in (*_OUT_OF_MEMORY, FailureKind.KV_TOO_SMALL):
             self._starved.append((failure.kind, candidate))
 
@@ -73,10 +79,20 @@ class Lessons:
         for bound in self._bounds:
             if self._exceeds(bound, candidate):
                 return f"{bound.knob} is bounded by {_scaled(bound, candidate):g}"
+        if (self._number(candidate, _UTILIZATION) or 0.0) >= self._most_utilization:
+            return f"{_UTILIZATION} {self._most_utilization:g} ran out of memory under load"
+        seqs, batch = (self._number(candidate, name) for name in ("max_num_seqs", "max_num_batched_tokens"))
+        depth = int(candidate.values.get("num_speculative_tokens") or 0)
+        if depth and seqs and batch and batch < seqs * (1 + depth):
+            return f"{seqs:g} requests with {depth} drafted tokens each do not fit a step of {batch:g} tokens"
         for kind, failed in self._starved:
             if self._starves_too(kind, failed, candidate):
                 return "less hungry candidates ran out of memory"
         return None
+
+    def _number(self, candidate: Candidate, name: str) -> float | None:
+        value = candidate.values.get(name, self._defaults.get(name))
+        return float(value) if isinstance(value, int | float) else None
 
     def _exceeds(self, bound: _Bound, candidate: Candidate) -> bool:
         value = candidate.values.get(bound.knob, self._defaults.get(bound.knob))
@@ -87,11 +103,10 @@ class Lessons:
 
     def _starves_too(self, kind: FailureKind, failed: Candidate, candidate: Candidate) -> bool:
         """Whether `candidate` differs from one that lacked memory only in ways that need more of it."""
-        utilization = "gpu_memory_utilization"
-        free = {*_MORE_MEMORY, utilization}
+        free = {*_MORE_MEMORY, _UTILIZATION}
         if any(name not in free for name in candidate.differences(failed)):
             return False
-        names = [*_MORE_MEMORY, utilization]
+        names = [*_MORE_MEMORY, _UTILIZATION]
         for name in names:
             own, other = (side.values.get(name, self._defaults.get(name)) for side in (candidate, failed))
             if own is None or other is None:
@@ -99,7 +114,7 @@ class Lessons:
                     return False
                 continue
             less = float(own) < float(other)
-            if name == utilization and kind is FailureKind.KV_TOO_SMALL:
+            if name == _UTILIZATION and kind is FailureKind.KV_TOO_SMALL:
                 less = float(own) > float(other)  # there the KV cache wanted the memory
             if less:
                 return False

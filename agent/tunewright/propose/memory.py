@@ -39,6 +39,7 @@ class MemoryModel:
         self._per_request: list[tuple[Rows, float]] = []
         self._per_token: list[tuple[Rows, float]] = []
         self.known = False
+        self._last: tuple[bytes, tuple[Array, Array]] = (b"", (np.zeros(0), np.zeros(0)))
         for trial in trials:
             if not machine_fault(trial):
                 self._learn(trial)
@@ -64,6 +65,7 @@ class MemoryModel:
         gain /= float(features @ gain) + sd**2
         self._mean = self._mean + gain * (available - float(features @ self._mean))
         self._covariance = self._covariance - np.outer(gain, features @ self._covariance)
+        self._last = (b"", self._last[1])
 
     def _features(self, rows: Rows) -> Array:
         of = self._encoding
@@ -87,9 +89,12 @@ class MemoryModel:
 
     def available(self, rows: Rows) -> tuple[Array, Array]:
         """GiB for the KV cache, and the sd of that."""
-        features = self._features(rows)
-        variance = np.einsum("ij,jk,ik->i", features, self._covariance, features)
-        return features @ self._mean, np.sqrt(np.maximum(variance, 0.0) + _LOGGED**2)
+        key = rows.tobytes()
+        if key != self._last[0]:  # the same rows are asked about several times in a row
+            features = self._features(rows)
+            variance = np.sum((features @ self._covariance) * features, axis=1)
+            self._last = (key, (features @ self._mean, np.sqrt(np.maximum(variance, 0.0) + _LOGGED**2)))
+        return self._last[1]
 
     def starts(self, rows: Rows) -> Array:
         """Chance that the cache holds at least one request of full length; 1 while nothing is known."""

@@ -102,7 +102,7 @@ class KnobSampler(optuna.samplers.BaseSampler):
         row = climb(outlook, self._usable, self._beginnings, self._seed) if outlook is not None else None
         if outlook is None or row is None:
             return {}
-        told, reference = outlook.objective.at(row[None, :]), outlook.incumbent()
+        told, reference = outlook.objective.at(row[None, :]), outlook.incumbent
         gain = math.expm1(float(told.mean[0]) - reference) if reference is not None else 0.0
         self.drawn = (row, gain, float(told.sd[0]))
         return {name: int(row[self._encoding.names.index(name)]) for name in search_space}

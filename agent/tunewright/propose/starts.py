@@ -1,6 +1,7 @@
 """The first trials: chosen by what is known to matter, not drawn at random.
 
-vLLM's defaults, then single steps from the better of baseline and defaults, then the steps that helped, together.
+vLLM's defaults, then a ladder from the better of baseline and defaults: one step at a time that is known to matter for
+this kind of model and traffic, each on top of those that helped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,6 @@ from tunewright.ports import Proposal
 from tunewright.propose.space import Space
 
 _REUSE_THAT_MATTERS = 0.02
-_MORE_TOKENS = 16384  # a batch that seldom bounds prefill
 
 Step = tuple[dict[str, KnobValue], str]
 
@@ -30,14 +30,13 @@ def starts(
     defaults = space.tidy({**space.fixed, **_explicit_defaults(space)})
     yield Proposal(defaults, "vLLM's defaults")
     base = _better(trials, baseline, defaults)
-    helped: dict[str, KnobValue] = {}
+    known = True
     for values, reason in _steps(space, base, profile, facts):
         step = space.tidy({**base.values, **values})
         yield Proposal(step, reason)
-        if _objective(trials, step, float("-inf")) > _objective(trials, base, float("inf")):
-            helped.update(values)
-    if helped:
-        yield Proposal(space.tidy({**base.values, **helped}), "the single steps that helped, together")
+        known = known and _objective(trials, base, float("-inf")) > float("-inf")
+        if known and _objective(trials, step, float("-inf")) > _objective(trials, base, float("inf")):
+            base = step
 
 
 def _explicit_defaults(space: Space) -> dict[str, KnobValue]:
@@ -83,13 +82,6 @@ def _steps(space: Space, base: Candidate, profile: TrafficProfile | None, facts:
             yield {"speculative_method": method, "num_speculative_tokens": depth}, f"speculation by {method}, one token"
     if _on_axis(space, "mamba_backend", "flashinfer") and _resolved(space, base, "mamba_backend") != "flashinfer":
         yield {"mamba_backend": "flashinfer"}, "other kernels for the Mamba state"
-    tokens = _at_least(space, "max_num_batched_tokens", _MORE_TOKENS)
-    if tokens is not None and _below(space, base, "max_num_batched_tokens", _MORE_TOKENS):
-        yield {"max_num_batched_tokens": tokens}, "more tokens per step"
-    if _on_axis(space, "async_scheduling", True) and _resolved(space, base, "async_scheduling") is not True:
-        yield {"async_scheduling": True}, "asynchronous scheduling"
-    if _on_axis(space, "performance_mode", "throughput") and "performance_mode" not in base.values:
-        yield {"performance_mode": "throughput"}, "vLLM's own bundle for throughput"
     for name, value in (("mamba_ssm_cache_dtype", "float16"), ("kv_cache_dtype", "fp8")):
         if _on_axis(space, name, value) and is_lossy(name, value) and base.values.get(name) != value:
             yield {name: value}, f"half the memory by {name} {value}"

@@ -32,6 +32,7 @@ class Surrogate:
     def __init__(self, beliefs: Beliefs, rows: Rows, outcomes: Array, *, prior_mean: bool = True, widen: float = 1.0):
         self._beliefs, self._rows = beliefs, rows
         self._prior_mean = prior_mean
+        self._carried = {id(feature): _carried(feature) for feature in beliefs.features}
         rest = outcomes - self._offset(rows)
         best: tuple[float, float, float] | None = None
         base = self._kernel(rows, rows, 1.0)
@@ -40,8 +41,7 @@ class Surrogate:
                 score = _likelihood(base * (widen * scale) ** 2, rest, noise) - _unlikely(scale)
                 if best is None or score > best[0]:
                     best = (score, widen * scale, noise)
-        assert_fitted = best or (0.0, widen, _NOISES[1])
-        self._scale, self.noise = assert_fitted[1], assert_fitted[2]
+        self._scale, self.noise = best[1:] if best is not None else (widen, _NOISES[1])
         gram = base * self._scale**2 + _ANYWHERE + self.noise**2 * np.eye(len(rows))
         self._factor = cho_factor(gram, lower=True)
         self._weights = cho_solve(self._factor, rest)
@@ -51,7 +51,7 @@ class Surrogate:
         cross = self._kernel(rows, self._rows, self._scale) + _ANYWHERE
         mean = self._offset(rows) + cross @ self._weights
         own = self._variance(rows) * self._scale**2 + _ANYWHERE
-        variance = own - np.einsum("ij,ji->i", cross, cho_solve(self._factor, cross.T))
+        variance = own - np.sum(cross.T * cho_solve(self._factor, cross.T, check_finite=False), axis=0)
         return Posterior(mean, np.sqrt(np.maximum(variance, 1e-8)))
 
     def _offset(self, rows: Rows) -> Array:
@@ -61,9 +61,9 @@ class Surrogate:
         total = np.zeros((len(left), len(right)))
         alike = np.ones_like(total)
         for feature in self._beliefs.features:
-            places = np.ix_(feature.level(left), feature.level(right))
-            total += feature.covariance[places]
-            alike *= _carried(feature)[places]
+            at, other = feature.level(left)[:, None], feature.level(right)[None, :]
+            total += feature.covariance[at, other]
+            alike *= self._carried[id(feature)][at, other]
         return np.asarray((total + _TOGETHER**2 * alike) * scale**2, dtype=np.float64)
 
     def _variance(self, rows: Rows) -> Array:

@@ -2,8 +2,9 @@
 
 import re
 import sys
+import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from types import TracebackType
@@ -17,10 +18,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tunewright.controller.deadlines import deadline
 from tunewright.domain.phases import TERMINAL, Phase
 from tunewright.domain.state import Gain, TrialOutcome, TrialPhase, TrialPurpose, TrialRecord, TuningRecord
+from tunewright.domain.step import age
 from tunewright.telemetry.facts import (
     baseline_objective,
+    best_trial,
     difference_text,
     gain_over,
     leading_finalist,
@@ -62,10 +66,17 @@ class Console:
     `plain=None` means plain lines unless `stream` is a terminal. Times are local, or of `zone`.
     """
 
-    def __init__(self, stream: TextIO | None = None, plain: bool | None = None, zone: tzinfo | None = None) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        plain: bool | None = None,
+        zone: tzinfo | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         stream = stream if stream is not None else sys.stdout
         self._plain = plain if plain is not None else not stream.isatty()
         self._zone = zone
+        self._now = now
         # Plain stays plain: FORCE_COLOR and the like, as CI systems set them, must not put codes into a log.
         terminal = False if self._plain else None
         self._rich = RichConsole(file=stream, highlight=False, soft_wrap=self._plain, force_terminal=terminal)
@@ -86,7 +97,7 @@ class Console:
             self._say(None, str(record.phase), record.sentence)
             self._sentence = record.sentence
         if not self._plain and record.phase not in TERMINAL:
-            self._refresh(progress_view(record, trials, live))
+            self._refresh(progress_view(record, trials, live, self._now()))
         if record.phase in TERMINAL and not self._ended:
             self._ended = True
             self._finish(record, trials, live)
@@ -236,22 +247,55 @@ def end_lines(record: TuningRecord, trials: Sequence[TrialRecord], live: LiveSta
     return lines
 
 
-def progress_view(record: TuningRecord, trials: Sequence[TrialRecord], live: LiveStatus) -> RenderableType:
-    """What stays at the bottom of the terminal while a tuning runs."""
+def best_text(record: TuningRecord, trials: Sequence[TrialRecord]) -> str:
+    """The best so far: the confirmed gain where there is one, else the best single run; empty before the first."""
+    lead = leading_finalist(record)
+    if lead is not None and lead.gain is not None:
+        return f"ahead: {difference_text(record.baseline, lead.candidate)}: {gain_text(lead.gain)}"
+    best, objective = best_trial(trials), record.tuning.spec.objective
+    if best is None or best.objective is None:
+        return ""
+    gain = gain_over(objective, best.objective, baseline_objective(trials))
+    against = f" ({percent(gain)}, 1 run)" if gain is not None and best.purpose is TrialPurpose.SEARCH else ""
+    value = objective_text(objective, best.objective)
+    return f"best so far: {value}{against}: {difference_text(record.baseline, best.candidate)}"
+
+
+def left_text(record: TuningRecord, trials: Sequence[TrialRecord], now: float) -> str:
+    """How long the phase has taken and may take, and what is left of the search's time and GPU minutes."""
+    parts, limit, budget = [], deadline(record, trials), record.tuning.spec.budget
+    parts.append(
+        f"in {record.phase} for {seconds(age(record, now))}" + (f" of {seconds(limit)} at most" if limit else "")
+    )
+    if record.phase is Phase.SEARCHING and record.search_since is not None and budget.wall_time is not None:
+        parts.append(f"{seconds(max(0.0, budget.wall_time - (now - record.search_since)))} of the search left")
+    used = sum(trial.gpu_seconds for trial in trials) / 60
+    if budget.gpu_minutes is not None:
+        parts.append(f"{max(0.0, budget.gpu_minutes - used):.1f} of {budget.gpu_minutes:g} GPU minutes left")
+    elif used:
+        parts.append(f"{used:.1f} minutes of the spare used")
+    return ", ".join(parts)
+
+
+def progress_view(record: TuningRecord, trials: Sequence[TrialRecord], live: LiveStatus, now: float) -> RenderableType:
+    """What stays at the bottom of the terminal while a tuning runs; `now` in seconds since the epoch."""
     parts: list[RenderableType] = [trials_table(record, trials, TABLE_ROWS)] if trials else []
     budget = record.tuning.spec.budget.trials
     done = sum(trial.purpose is TrialPurpose.SEARCH and trial.phase is TrialPhase.DONE for trial in trials)
     current = next((trial for trial in trials if trial.phase is not TrialPhase.DONE), None)
     line = Table.grid(padding=(0, 1))
     label = Text(f"{clean(record.name)} {record.phase}", style="bold")
-    now = trial_title(current) + f" {current.phase}" if current is not None else ""
-    stage = ", ".join(part for part in (now, clean(live.stage)) if part)
+    doing = trial_title(current) + f" {current.phase}" if current is not None else ""
+    stage = ", ".join(part for part in (doing, clean(live.stage)) if part)
     if live.progress is not None:
         stage += f" {min(max(live.progress, 0.0), 1.0):.0%}"
     line.add_row(label, ProgressBar(total=budget, completed=min(done, budget), width=24), f"{done}/{budget} trials")
     parts.append(line)
     if stage:
         parts.append(Text(f"  {stage}", style="dim"))
+    if best := best_text(record, trials):
+        parts.append(Text(f"  {clean(best)}"))
+    parts.append(Text(f"  {left_text(record, trials, now)}", style="dim"))
     return Group(*parts)
 
 

@@ -5,7 +5,6 @@ what differs, and exits with 1 if anything does.
 """
 
 import argparse
-import difflib
 import json
 import sys
 from enum import Enum
@@ -15,6 +14,7 @@ from typing import Any
 from tunewright.domain.tuning import Tuning
 from tunewright.domain.units import format_duration, format_share
 from tunewright.telemetry.catalog import METRICS
+from tunewright.telemetry.generated import sync
 
 SCHEMA_ID = "https://tunewright.dev/schemas/tuning-v1alpha1.json"
 
@@ -57,9 +57,13 @@ _METRICS_INTRO = """\
 
 `/metrics` in Prometheus' text format. All but the last table are derived from the stored records at each scrape: they
 survive a restart, and the series of a deleted tuning are gone with it. Names, units and types follow Prometheus'
-conventions; candidates are named by their short hash, and only a bounded number of them is exported.
+conventions; candidates are named by their short hash, and only a bounded number of them is exported: per tuning the
+latest 20 candidates (with baseline, best and winner), the latest 50 trials and the 20 largest effects of knobs.
 
-The label `source` says where a number comes from: `simulated`, `CPU` or `GPU`.
+The label `source` says where a number comes from: `simulated`, `CPU` or `GPU`. `namespace` is the tuning's; outside of
+Kubernetes there is none. [Dashboards](dashboards.md) and [alerts](runbooks.md) are made of these metrics.
+
+Beside these there are Prometheus' standard `process_*` metrics: CPU, memory, open files, start time.
 """
 
 
@@ -120,23 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not example.is_file():
         print(f"{example} is missing: run this from the root of the repository", file=sys.stderr)
         return 2
-    drifted = False
-    for name, text in generated(example.read_text(encoding="utf-8")).items():
-        path = options.folder / name
-        old = path.read_text(encoding="utf-8") if path.exists() else ""
-        if old == text:
-            continue
-        drifted = True
-        if options.check:
-            difference = difflib.unified_diff(old.splitlines(), text.splitlines(), str(path), "generated", lineterm="")
-            print("\n".join(difference), file=sys.stderr)
-        else:
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path}")
-    if options.check and drifted:
-        print("run: python -m tunewright.telemetry.docs", file=sys.stderr)
-        return 1
-    return 0
+    files = {options.folder / name: text for name, text in generated(example.read_text(encoding="utf-8")).items()}
+    return sync(files, check=options.check, command="python -m tunewright.telemetry.docs")
 
 
 def _describe_block(path: str, block: dict[str, Any], blocks: dict[str, Any], parts: list[str]) -> None:

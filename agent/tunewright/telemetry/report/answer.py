@@ -7,7 +7,7 @@ import yaml
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source
-from tunewright.domain.state import ConfirmStatus, TrialPhase, TrialRecord, TuningRecord
+from tunewright.domain.state import ConfirmStatus, Gain, TrialPhase, TrialRecord, TuningRecord
 from tunewright.telemetry.facts import (
     baseline_objective,
     best_known,
@@ -72,6 +72,8 @@ def answer(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     if lead is not None and lead.gain is not None:
         if max(abs(lead.gain.estimate.low), abs(lead.gain.estimate.high)) <= _PLAUSIBLE:
             parts.append(interval_chart(lead.gain.estimate, record.tuning.spec.confirm.min_gain))
+        if _by_slo(lead.gain):
+            parts.append(el("p", f"Better, though the size of the gain is not settled: it {lead.gain.reason}."))
         parts.append(
             el(
                 "p",
@@ -84,6 +86,11 @@ def answer(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     if risks:
         parts += [el("h3", "At what risk"), el("ul", join(el("li", risk) for risk in risks))]
     return join(parts)
+
+
+def _by_slo(gain: Gain) -> bool:
+    """Better because it meets the SLO that the baseline misses: the interval alone would not say so."""
+    return gain.status is ConfirmStatus.BETTER and gain.estimate.low <= 0
 
 
 def _headline(record: TuningRecord, trials: Sequence[TrialRecord]) -> str:
@@ -125,7 +132,8 @@ def _tiles(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     lead = leading_finalist(record)
     if lead is not None and lead.gain is not None:
         interval = f"{percent(lead.gain.estimate.low)} to {percent(lead.gain.estimate.high)}"
-        tile("Gain, confirmed", percent(lead.gain.estimate.value), f"{interval}, {_STATUS[lead.gain.status]}")
+        status = "settled by the SLO" if _by_slo(lead.gain) else _STATUS[lead.gain.status]
+        tile("Gain, confirmed", percent(lead.gain.estimate.value), f"{interval}, {status}")
     done = [trial for trial in trials if trial.phase is TrialPhase.DONE]
     if done:
         held = sum(trial.gpu_seconds for trial in done)
