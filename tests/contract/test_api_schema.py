@@ -105,7 +105,7 @@ def fuzz(rest: Rest, operation: Any, mode: GenerationMode) -> set[int]:
     def send(case: Any) -> None:
         answer = case.call(headers={"Authorization": f"Bearer {rest.token}"})
         seen.add(answer.status_code)
-        # A query parameter of a wrong type may vanish on the wire ({} is sent as nothing), which makes the request right.
+        # A query parameter of a wrong type may vanish on the wire ({} is sent as nothing): then the request is right.
         vanishing = [negative_data_rejection] if operation.method.upper() == "GET" else []
         case.validate_response(answer, excluded_checks=vanishing)
 

@@ -12,14 +12,19 @@ from world import BASELINE, BEST, Behaviour, Killed, World
 from tunewright.controller.decisions import bound
 from tunewright.domain.phases import TERMINAL, Phase
 
-
 QUICK = {
     "metrics": {"window": "20s", "interval": "1s", "minRequests": 20},
     "load": {"mode": "closedLoop", "concurrency": 16, "duration": "1s", "maxWarmup": "1s"},
     "budget": {"trials": 2},
     "promotion": {
         "canary": {"share": "30%", "warmup": "1s", "trafficTimeout": "60s"},
-        "analysis": {"interval": "8s", "minDuration": "8s", "maxDuration": "48s", "minRequests": 30, "tolerance": "80%"},
+        "analysis": {
+            "interval": "8s",
+            "minDuration": "8s",
+            "maxDuration": "48s",
+            "minRequests": 30,
+            "tolerance": "80%",
+        },
         "watch": "4s",
     },
 }
@@ -71,6 +76,7 @@ def test_without_a_kill() -> None:
     check(drive([]))
 
 
+SCHEDULES = int(os.environ.get("KILL_SCHEDULES", "100"))
 PARTS = 4
 """The moments are dealt to so many tests, which can run side by side."""
 
@@ -86,7 +92,7 @@ def test_killed_once_at_every_single_call(after: bool, part: int) -> None:
         check(drive([(at, after)]))
 
 
-@settings(max_examples=int(os.environ.get("KILL_SCHEDULES", "100")), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(1, 400), st.booleans()), min_size=1, max_size=12))
 def test_killed_at_random_moments(kills: list[tuple[int, bool]]) -> None:
     check(drive(kills))

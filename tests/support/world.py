@@ -161,7 +161,8 @@ class World:
     def scale(self, servers: int) -> None:
         """What an autoscaler does: servers of the present template come, or the last ones go."""
         now, newest = self.clock.now(), self.fleet[0].candidate
-        self.fleet.sort(key=lambda server: now < server.ready_at)  # a ReplicaSet gives up those that are not ready first
+        # A ReplicaSet gives up those that are not ready first.
+        self.fleet.sort(key=lambda server: now < server.ready_at)
         del self.fleet[servers:]
         while len(self.fleet) < servers:
             start = self.behaviour(newest).start

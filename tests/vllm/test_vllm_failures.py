@@ -7,7 +7,6 @@ import shlex
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -75,6 +74,10 @@ CASES = {
     "worker_killed": Case(Kind.KILLED, "Worker proc VllmWorker-0 died unexpectedly", "try again",
                           then="its worker is killed"),
 }  # fmt: skip
+
+
+LONG = (Kind.OUT_OF_MEMORY, Kind.KV_TOO_SMALL)
+"""These come up almost whole before they fail."""
 
 
 @dataclasses.dataclass
@@ -161,7 +164,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         left.put(name)
 
     def lane(core: int) -> None:
-        while not left.empty():
+        while True:
             try:
                 name = left.get_nowait()
             except queue.Empty:
@@ -171,20 +174,13 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             except BaseException as error:  # noqa: BLE001 - told by the test of this case
                 found[name] = Seen(error=error)
 
-    run_all([lambda core=core: lane(core) for core in (0, 1)])  # type: ignore[misc]
+    lanes = [threading.Thread(target=lane, args=(core,)) for core in (0, 1)]
+    for thread in lanes:
+        thread.start()
+    for thread in lanes:
+        thread.join()
     found["all"] = Seen(log=" ".join(sorted(shared_memory() - before)))
     return found
-
-
-LONG = (Kind.OUT_OF_MEMORY, Kind.KV_TOO_SMALL)
-
-
-def run_all(lanes: list[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=lane) for lane in lanes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
