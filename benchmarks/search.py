@@ -25,7 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices are small: thread
 
 from benchmarks.search_arms import ARMS, incumbent, run
 from benchmarks.search_plot import plot
-from benchmarks.search_world import CASES, Case, Run, World, case_for
+from benchmarks.search_world import CASES, SLO_TOLERANCE, Case, Run, World, case_for
 
 WITHIN = 0.05
 BUDGET_MIN = 240.0
@@ -54,7 +54,7 @@ def score(arm: str, seed: int, one: Run, optimum: float, budget: float) -> Resul
     world, curve = one.world, []
     for count, trial in enumerate(one.trials, 1):
         best = incumbent(one.trials[:count])
-        value = world.value(world.truth(best)) / optimum if best is not None else 0.0
+        value = min(1.0, world.value(world.truth(best), SLO_TOLERANCE) / optimum) if best is not None else 0.0
         curve.append(((trial.finished_at or 0.0) - 1.0, value))
     inside = [(at / 60, value) for at, value in curve if at / 60 <= budget]
     hit = next((i for i, (_, value) in enumerate(inside) if value >= 1 - WITHIN), None)
@@ -185,12 +185,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.search", description=__doc__)
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--plot", type=Path, help="where the plot goes (SVG)")
-    parser.add_argument("--profile", type=Path, action="append", help="a simulator profile instead of the five; repeatable")
+    parser.add_argument(
+        "--profile", type=Path, action="append", help="a simulator profile instead of the five; repeatable"
+    )
     parser.add_argument("--only", action="append", help="of the five, only this one; repeatable")
     parser.add_argument("--arm", action="append", choices=list(ARMS), help="only this search; repeatable")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--budget", type=float, default=BUDGET_MIN, help="GPU minutes of each search")
-    parser.add_argument("--perturb", type=float, nargs="+", default=[0.0, PERTURB], help="a sweep for each; 0: as it is")
+    parser.add_argument(
+        "--perturb", type=float, nargs="+", default=[0.0, PERTURB], help="a sweep for each; 0: as it is"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     given = parser.parse_args(argv)
     cases = [case_for(path) for path in given.profile] if given.profile else list(CASES)

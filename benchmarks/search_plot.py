@@ -8,7 +8,13 @@ from typing import Any
 WIDTH, HEIGHT, LEFT, TOP = 420, 250, 46, 34
 COLUMNS = 2
 FLOOR = 0.5  # of the optimum: the lower edge of each panel
-COLOURS = {"tunewright": "#0b6e4f", "random": "#b3541e", "tpe": "#3d5a98", "grid": "#8a8a8a", "one at a time": "#a23b72"}
+COLOURS = {
+    "tunewright": "#0b6e4f",
+    "random": "#b3541e",
+    "tpe": "#3d5a98",
+    "grid": "#8a8a8a",
+    "one at a time": "#a23b72",
+}
 STEP = 2.0  # GPU minutes between two points of a line
 
 
@@ -22,7 +28,9 @@ def plot(rows: list[dict[str, Any]]) -> str:
     ]
     for index, (arm, colour) in enumerate(COLOURS.items()):
         x = LEFT + index * 130
-        parts.append(f'<rect x="{x}" y="8" width="14" height="4" fill="{colour}"/><text x="{x + 20}" y="14">{arm}</text>')
+        parts.append(
+            f'<rect x="{x}" y="8" width="14" height="4" fill="{colour}"/><text x="{x + 20}" y="14">{arm}</text>'
+        )
     for index, row in enumerate(rows):
         x, y = LEFT + (index % COLUMNS) * (WIDTH + 70), TOP + 20 + (index // COLUMNS) * (HEIGHT + 50)
         parts.append(f'<g transform="translate({x} {y})">{_panel(row)}</g>')

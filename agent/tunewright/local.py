@@ -17,6 +17,7 @@ from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION, Phase
 from tunewright.domain.state import TrialPhase, TrialRecord, TuningRecord
 from tunewright.domain.step import start_anew, update
 from tunewright.domain.tuning import Tuning
+from tunewright.knobs import binary
 from tunewright.knobs.facts import ModelFacts, read_facts
 from tunewright.loadtest.files import write_atomic
 from tunewright.observe.prometheus import PrometheusSource
@@ -57,7 +58,7 @@ class LocalTuning:
         self.tuning, self.clock = tuning, clock
         self.folder = state / tuning.metadata.name
         self.state = state
-        self._facts = model_facts(tuning)
+        self._facts = asked_facts(tuning, state)
         self._proposer = OptunaProposer(tuning.spec.search, self._facts)
         self._exits = ExitStack()
         self._supervised = float("-inf")
@@ -325,6 +326,14 @@ def stop_servers(state: Path, tuning: Tuning, clock: Clock) -> bool:
         sweep_spare(ProcessSpare(folder / "spare", spec.target, spec.spare, clock), clock)
         ProcessTarget(folder / "production", spec.target, clock, canary_environment=spec.spare.environment).stop_all()
     return True
+
+
+def asked_facts(tuning: Tuning, state: Path) -> ModelFacts:
+    """The model's facts, and the flags that the very vLLM in the command takes, as it says itself."""
+    spec = tuning.spec
+    environment = {**spec.target.environment, **spec.spare.environment}
+    flags, _ = binary.ask(spec.spare.command or spec.target.command, environment, state / "binaries")
+    return replace(model_facts(tuning), flags=flags)
 
 
 def model_facts(tuning: Tuning) -> ModelFacts:

@@ -74,7 +74,8 @@ def test_numbers_are_labelled_by_what_the_spare_knows(world: World, monkeypatch:
     poll = FakeSpare.poll
     monkeypatch.setattr(FakeSpare, "poll", lambda self, name: replace(poll(self, name), version="0.32.0+cpu"))
     world.run(until=waits)
-    assert {t.measurement.source for t in world.store.trials("demo") if t.measurement is not None} == {Source.CPU}
+    measured = [t.measurement for t in world.store.trials("demo") if t.measurement is not None]
+    assert {(m.source, m.vllm_version) for m in measured} == {(Source.CPU, "0.32.0+cpu")}
 
 
 def test_an_equal_candidate_is_no_improvement() -> None:

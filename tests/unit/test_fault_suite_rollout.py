@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import world as fake
@@ -294,7 +295,7 @@ def test_an_approval_that_never_comes_expires_and_changes_nothing() -> None:
 
 def test_a_model_that_takes_a_quarter_of_an_hour_to_load_is_waited_for() -> None:
     """A 600 s deadline fired while the model was loading: deadlines come from the load time of the trials."""
-    given = Given(target=tuning().spec.target.model_dump(mode="json") | {"start_timeout": "30m"})
+    given = Given(target=tuning().spec.target.model_dump(mode="json", by_alias=True) | {"startTimeout": "30m"})
     given.world.behaviours[BEST.hash] = Behaviour(tokens=1200.0, ttft=0.3, start=880.0)
     given.approved()
     assert given.end().phase is Phase.PROMOTED
@@ -408,8 +409,8 @@ def test_another_vllm_than_the_measured_one_is_found_before_anything_moves(monke
     given = Given().waits_for_approval()
     whole = FakeTarget._status
 
-    def upgraded(self: FakeTarget, *args: object) -> TargetStatus:
-        status = whole(self, *args)  # type: ignore[arg-type]
+    def upgraded(self: FakeTarget, *args: Any, **more: Any) -> TargetStatus:
+        status = whole(self, *args, **more)
         return replace(status, replicas=[replace(r, version="0.40.0") for r in status.replicas])
 
     monkeypatch.setattr(FakeTarget, "_status", upgraded)
@@ -489,8 +490,8 @@ def test_what_a_foreign_manager_changes_is_held_and_named(monkeypatch: pytest.Mo
     given = Given().canary_is_judged()
     whole, until = FakeTarget._status, given.world.clock.now() + 150
 
-    def edited(self: FakeTarget, *args: object) -> TargetStatus:
-        status = whole(self, *args)  # type: ignore[arg-type]
+    def edited(self: FakeTarget, *args: Any, **more: Any) -> TargetStatus:
+        status = whole(self, *args, **more)
         held = self.world.clock.now() < until
         return replace(status, foreign="args of Deployment vllm were changed by argocd") if held else status
 

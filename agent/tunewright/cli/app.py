@@ -2,7 +2,7 @@
 
 import typer
 
-from tunewright.cli import decide, read, serve, show, tune
+from tunewright.cli import decide, explain, read, serve, show, tune
 
 EPILOG = (
     "Exit codes: 0 done, promoted or recommended; 2 the command line or a file is wrong; 3 ended without a change; "
@@ -29,6 +29,7 @@ app.command()(show.show)
 app.command()(show.trials)
 app.command()(read.report)
 app.command()(read.export)
+app.command("explain-failure")(explain.explain_failure)
 app.command()(decide.approve)
 app.command()(decide.reject)
 app.command()(decide.suspend)

@@ -12,6 +12,7 @@ from tunewright.observe.learn import PROFILE_METRICS, learn_profile
 from tunewright.observe.window import join
 from tunewright.ports import PortError, Refused, Replica, TargetStatus
 from tunewright.rollout.analysis import ANALYSIS_METRICS, hold_to_slo, judge, readings
+from tunewright.rollout.evidence import evidence
 from tunewright.rollout.freshness import blind_spots, other_traffic, other_version
 from tunewright.rollout.plan import plan_for, ready_canary, ready_on
 
@@ -88,7 +89,7 @@ def canary(record: TuningRecord, context: Context) -> Step:
         sentence = f"The canary holds: {verdict.reason}. Rolling replica by replica."
         rolling_state = update(_promotion(record), updated=1, canary_verdict=verdict, judged_from=now)
         return Step(enter(record, Phase.ROLLING, sentence, now, promotion=rolling_state), 0.0)
-    if _no_traffic(verdict) and watched > canary_spec.traffic_timeout:
+    if evidence(stored)["canary"].finished == 0 and watched > canary_spec.traffic_timeout:
         return _back(record, f"no traffic reached the canary in {watched:.0f}s: {verdict.reason}", now)
     if watched > analysis.max_duration:
         return _back(record, f"no verdict after {watched:.0f}s: {verdict.reason}", now)
@@ -262,10 +263,6 @@ def _watched(record: TuningRecord, now: float) -> bool:
 
 def _back(record: TuningRecord, why: str, now: float) -> Step:
     return Step(go_back(record, why, now), 0.0)
-
-
-def _no_traffic(verdict: Verdict) -> bool:
-    return not any(metric.canary.samples for metric in verdict.metrics)
 
 
 def _read(status: TargetStatus, server: Replica, start: float, now: float, context: Context) -> tuple[Reading, ...]:

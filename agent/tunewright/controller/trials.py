@@ -128,7 +128,7 @@ def _await_measurement(record: TuningRecord, trial: TrialRecord, context: Contex
     answers = tuple(tuple(answer) for answer in load.answers)
     measured = load.measurement
     if server.version is not None:  # the spare has read the log: it knows what `/version` does not tell, as the CPU
-        measured = update(measured, source=Source.of_version(server.version))
+        measured = update(measured, source=Source.of_version(server.version), vllm_version=server.version)
     return _to(trial, TrialPhase.STOPPING, now, measurement=measured, answers=answers)
 
 

@@ -17,7 +17,7 @@ import httpx
 
 from tunewright.loadtest.files import write_atomic
 
-TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+TIMEOUT = httpx.Timeout(60.0, connect=30.0)
 LONGEST = 1800.0
 """Seconds after which it ends by itself, should nobody tell it to."""
 

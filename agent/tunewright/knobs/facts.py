@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tunewright.domain.candidate import KnobValue
+from tunewright.knobs.binary import BinaryFlags
 from tunewright.knobs.knob import Family
 
 
@@ -27,6 +28,7 @@ class ModelFacts:
     compute_capability: float | None = None  # 9.0 is Hopper, 10.0 is data-centre Blackwell
     gpu_name: str | None = None
     vllm_version: str | None = None
+    flags: BinaryFlags | None = None  # of the very binary in use; None: the catalogue's versions hold
 
 
 def read_facts(folder: Path, machine: ModelFacts | None = None) -> ModelFacts:
@@ -63,6 +65,7 @@ def from_config(config: Mapping[str, Any], machine: ModelFacts | None = None) ->
         compute_capability=known.compute_capability,
         gpu_name=known.gpu_name,
         vllm_version=known.vllm_version,
+        flags=known.flags,
     )
 
 

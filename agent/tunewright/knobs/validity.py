@@ -75,6 +75,8 @@ def _value_problem(name: str, value: KnobValue, facts: ModelFacts) -> str | None
         return f"{name} is {value!r}, which is not a number"
     if not knob.available(facts.vllm_version):
         return f"{name} ({knob.where}) is not in vLLM {facts.vllm_version}"
+    if facts.flags is not None and not facts.flags.takes(knob, value):
+        return f"{name} ({knob.where}) {value} is not taken by this vLLM, as its own --help=all says"
     try:
         knob.parse(knob.format(value))
     except ValueError as error:

@@ -54,7 +54,10 @@ class Outlook:
         told, best = self.objective.at(rows), self.incumbent
         if best is None:
             return np.asarray(2 * chance + told.mean, dtype=np.float64)
-        return np.asarray(_log_improvement((told.mean - best) / told.sd) + np.log(told.sd) + chance, dtype=np.float64)
+        gained = _log_improvement((told.mean - best) / told.sd) + np.log(told.sd)
+        # A trial that noise would drown teaches little: without this, knobs that do nothing are turned for ever.
+        heard = np.log(np.maximum(1 - self.objective.noise / np.hypot(self.objective.noise, told.sd), _LOWEST))
+        return np.asarray(gained + heard + chance, dtype=np.float64)
 
 
 def _log_improvement(z: Array) -> Array:

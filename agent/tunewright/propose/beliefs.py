@@ -79,7 +79,13 @@ class Beliefs:
     """The features of a space, and the mean that no single knob explains: requests that run at a time."""
 
     def __init__(
-        self, encoding: Encoding, memory: MemoryModel, profile: TrafficProfile | None, facts: ModelFacts, *, latency: bool
+        self,
+        encoding: Encoding,
+        memory: MemoryModel,
+        profile: TrafficProfile | None,
+        facts: ModelFacts,
+        *,
+        latency: bool,
     ) -> None:
         self._encoding, self._memory, self._profile, self._facts = encoding, memory, profile, facts
         self._latency = latency
@@ -159,7 +165,9 @@ class Beliefs:
         if name == "max_num_seqs":
             number = min(number, self._clients)
         if name == "long_prefill_token_threshold":
-            longest = self._profile.prompt_tokens.edges[-1] if self._profile and self._profile.prompt_tokens.edges else 1e5
+            longest = (
+                self._profile.prompt_tokens.edges[-1] if self._profile and self._profile.prompt_tokens.edges else 1e5
+            )
             number = min(number or longest, longest)
         if name == "num_speculative_tokens":
             return number

@@ -50,7 +50,9 @@ class Encoding:
 
     def depth(self, rows: Rows) -> Array:
         """Tokens of speculation; 0 where no method is set."""
-        return self.number(rows, "num_speculative_tokens") * self.map(rows, "speculative_method", lambda v: float(bool(v)))
+        return self.number(rows, "num_speculative_tokens") * self.map(
+            rows, "speculative_method", lambda v: float(bool(v))
+        )
 
     def around(self, row: Rows) -> Rows:
         """Every row that differs from `row` on one axis, one value each."""

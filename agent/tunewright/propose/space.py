@@ -195,6 +195,8 @@ def applies(knob: Knob, facts: ModelFacts) -> bool:
         return False
     if knob.name == "moe_backend" and facts.experts == 0:
         return False
+    if facts.flags is not None:  # what the binary itself says goes before the catalogue's versions
+        return not (knob.gpu and facts.gpu_count == 0) and facts.flags.takes(knob)
     return not (knob.gpu and facts.gpu_count == 0) and knob.available(facts.vllm_version)
 
 
@@ -217,6 +219,8 @@ def _axis(
 ) -> Axis:
     own = baseline.values.get(knob.name)
     values = [value for value in _grid(knob, facts) if search.allow_lossy or not is_lossy(knob.name, value)]
+    if facts.flags is not None:
+        values = [value for value in values if facts.flags.takes(knob, value)]
     if own is not None and own not in values:
         values.append(own)
     if knob.name == "speculative_method":  # no speculation is a depth of 0, not a method

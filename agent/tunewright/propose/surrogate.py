@@ -9,7 +9,7 @@ from scipy.linalg import cho_factor, cho_solve
 from tunewright.propose.beliefs import Beliefs, Feature
 from tunewright.propose.encoding import Array, Rows
 
-_TOGETHER = 0.08
+_TOGETHER = 0.12
 """Sd of what no sum of single effects explains, in log objective."""
 _ANYWHERE = 4.0
 """Variance of the level itself: it is told by the first trial."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from . import gpu, startup
 from .config import ENGINE, EngineConfig, StartFailure, resolve
 from .faults import FaultError, Faults, leave_engine, parse_faults
-from .flags import VLLM_VERSION, Arguments, UsageError, parse, write_usage
+from .flags import VLLM_VERSION, Arguments, UsageError, help_text, parse, write_usage
 from .memory import Memory, plan
 from .profile import Profile, ProfileError, load
 
@@ -33,6 +33,9 @@ def main(argv: list[str]) -> int:
     """Runs the simulator with the arguments after `tunewright simulate`; returns the exit code."""
     if argv and argv[0] in ("--version", "-v"):
         sys.stdout.write(f"{VLLM_VERSION}+simulated\n")
+        return 0
+    if argv[:1] == ["serve"] and "--help=all" in argv:
+        sys.stdout.write(help_text())
         return 0
     if not argv or argv[0] != "serve" or argv[1:2] in (["-h"], ["--help"]):
         (sys.stdout if argv else sys.stderr).write(_HELP)

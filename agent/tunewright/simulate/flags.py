@@ -74,6 +74,20 @@ def load_flags() -> list[dict[str, Any]]:
     return flags
 
 
+def help_text() -> str:
+    """What `vllm serve --help=all` tells of the flags, in argparse's form; the descriptions are left out."""
+    entries = []
+    for flag in load_flags():
+        names = [*flag["names"], *([flag["negative"]] if "negative" in flag else [])]
+        if flag["kind"] not in ("switch", "bool"):
+            choices, dest = flag.get("choices"), dest_of(flag).upper()
+            value = "{" + ",".join(map(str, choices)) + "}" if choices else dest
+            value = {"+": f"{value} [{value} ...]", "?": f"[{value}]"}.get(flag.get("nargs", ""), value)
+            names = [f"{name} {value}" for name in names]
+        entries.append(f"  {', '.join(names)}\n{' ' * 24}(default: {flag.get('default')})\n")
+    return "".join([_USAGE_SERVE, "\noptions:\n", *entries])
+
+
 def dest_of(flag: dict[str, Any]) -> str:
     """The attribute vLLM stores a flag's value under."""
     name: str = next(n for n in flag["names"] if n.startswith("--"))

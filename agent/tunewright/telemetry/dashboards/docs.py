@@ -10,9 +10,10 @@ _INTRO = """\
 
 Four dashboards for Grafana 10 to 13 are in [`dashboards/`](../dashboards): import the files (*Dashboards → New →
 Import*) and choose your Prometheus in the variable above the dashboard. In a cluster, apply
-[`deploy/prometheus`](../deploy/prometheus): its ConfigMaps carry the label `grafana_dashboard: "1"` that the sidecar of
-Grafana's Helm chart looks for, beside the [alert rules](runbooks.md). They need Grafana's own panels alone, and no API
-key: the marks on the panels (phases, trials, waiting for approval) are queries too.
+[`deploy/prometheus`](../deploy/prometheus) (`kubectl apply -n NAMESPACE -k`): its ConfigMaps carry the label
+`grafana_dashboard: "1"` that the sidecar of Grafana's Helm chart looks for. The dashboards need Grafana's own panels
+alone, and no API key: the marks on the panels (phases, trials, waiting for approval) are queries too. The
+[alerts](runbooks.md) are beside them.
 
 Every query of every panel is run in the tests against a real Prometheus that scraped a whole tuning.
 
