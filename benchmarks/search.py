@@ -2,7 +2,7 @@
 
 Tunewright's proposer against random search, Optuna's TPE, a grid and one knob at a time: the same space, the same
 harness, the same budget, in virtual time (see `search_world`). Each profile is run as it is, and with its coefficients
-moved for each seed. What counts is what the search would hand over (its best *measured* candidate), scored without noise.
+moved for each seed. What counts is what the search would hand over: its best *measured* candidate, without the noise.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from itertools import product
 
 import optuna
-
 from benchmarks.search_world import Run, World
+
 from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.state import TrialOutcome, TrialRecord
 from tunewright.propose.proposer import OptunaProposer
@@ -76,8 +76,8 @@ _SWEEP: tuple[tuple[str, tuple[KnobValue, ...]], ...] = (
 )
 
 
-def grid(one: Run, seed: int) -> Iterator[TrialRecord]:
-    """The product of a short list of values per flag, in order, as `vllm bench sweep serve` walks its parameter files."""
+def grid(one: Run, _: int) -> Iterator[TrialRecord]:
+    """The product of a short list of values per flag, in order, as `vllm bench sweep` walks its parameter files."""
     axes = [(name, values) for name, values in _SWEEP if one.world.space.axis(name) is not None]
     method = _method(one.world)
     for values in product(*(values for _, values in axes)):
@@ -93,7 +93,7 @@ _LADDER = (
 )  # fmt: skip
 
 
-def one_at_a_time(one: Run, seed: int) -> Iterator[TrialRecord]:
+def one_at_a_time(one: Run, _: int) -> Iterator[TrialRecord]:
     """A ladder: every value of one knob, keep the best, then the next knob, as a published report went about it."""
     space, method = one.world.space, _method(one.world)
     names = [name for name in _LADDER if space.axis(name) is not None]

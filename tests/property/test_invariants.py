@@ -1,6 +1,6 @@
 """The invariants of docs/architecture.md under random schedules of faults and of people, on a fake clock.
 
-`INVARIANT_SCHEDULES=5000` runs so many schedules instead of the default few hundred.
+`INVARIANT_SCHEDULES=5000` runs so many schedules instead of a hundred.
 """
 
 from __future__ import annotations
@@ -199,7 +199,9 @@ def settled(world: World, record: TuningRecord) -> None:
     promoted = record.phase is Phase.PROMOTED
     wanted = record.promotion.candidate if promoted and record.promotion else world.stable
     assert {server.candidate.hash for server in world.fleet} == {wanted.hash}
-    if not promoted:
+    if record.phase is Phase.ROLLED_BACK and record.promotion is not None:
+        assert wanted.hash == record.promotion.baseline.hash
+    if Phase.PROMOTED not in [change.phase for change in record.history]:
         assert wanted.hash == BASELINE.hash
     trials = world.store.trials("demo")
     assert len({trial.id for trial in trials}) == len(trials)
@@ -226,7 +228,7 @@ def begun() -> World:
     return world
 
 
-SCHEDULES = int(os.environ.get("INVARIANT_SCHEDULES", "150"))
+SCHEDULES = int(os.environ.get("INVARIANT_SCHEDULES", "100"))
 FREELY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
@@ -237,7 +239,7 @@ def test_whatever_happens_to_a_promotion(waiting: World, schedule: list[Event]) 
     settled(run.world, run.drive())
 
 
-@settings(max_examples=max(20, SCHEDULES // 6), **FREELY)  # type: ignore[arg-type]
+@settings(max_examples=max(15, SCHEDULES // 6), **FREELY)  # type: ignore[arg-type]
 @given(schedule=events())
 def test_whatever_happens_to_a_whole_tuning(begun_world: World, schedule: list[Event]) -> None:
     run = Run(begun_world, schedule)

@@ -21,6 +21,12 @@ TIMEOUT = httpx.Timeout(60.0, connect=30.0)
 LONGEST = 1800.0
 """Seconds after which it ends by itself, should nobody tell it to."""
 
+MOST_AT_ONCE = 64
+"""Requests under way at a time: on a machine that is too slow it sends fewer, and piles nothing up."""
+
+MOST_BEHIND = 1.0
+"""Seconds: arrivals that it was too late for by more are left out, not caught up in a burst."""
+
 SHARED_TOKENS, OWN_TOKENS, OUTPUT_TOKENS = 112, 96, 56
 """A system prompt that everybody shares, and medians of what each user adds and gets."""
 
@@ -35,6 +41,7 @@ class Traffic:
         self.sent, self.answered = 0, 0
         self.failures: Counter[str] = Counter()
         self._stop = asyncio.Event()
+        self._places = asyncio.Semaphore(MOST_AT_ONCE)
 
     def stop(self) -> None:
         """Send no more; what runs is waited for."""
@@ -47,9 +54,10 @@ class Traffic:
         end, due, told = loop.time() + LONGEST, loop.time(), 0.0
         async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits) as client, asyncio.TaskGroup() as tasks:
             while not self._stop.is_set() and loop.time() < end:
-                due += self._random.expovariate(self._rate)
+                due = max(due, loop.time() - MOST_BEHIND) + self._random.expovariate(self._rate)
                 while (left := due - loop.time()) > 0 and not self._stop.is_set():
                     await asyncio.sleep(min(left, 0.2))
+                await self._places.acquire()  # bounded by the time-out of those under way
                 if not self._stop.is_set():
                     tasks.create_task(self._request(client))
                 if loop.time() - told >= 1.0:
@@ -80,6 +88,8 @@ class Traffic:
                 self.answered += 1
         except httpx.HTTPError as error:
             self.failures[type(error).__name__] += 1
+        finally:
+            self._places.release()
 
     def _length(self, median: int) -> int:
         return max(4, min(4 * median, round(self._random.lognormvariate(math.log(median), 0.4))))

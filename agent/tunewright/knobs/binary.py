@@ -1,7 +1,7 @@
 """The flags of the very vLLM in use, asked of its own argument parser: `vllm serve --help=all`, which needs no GPU.
 
-Flags come and go between minor versions, and a flag that is gone ends the server. What the parser says is kept in a file
-named by what was asked and of which program, so that it is asked once; a program that was changed is asked again.
+Flags come and go between minor versions, and a flag that is gone ends the server. What the parser says is kept in a
+file named by what was asked and of which program: it is asked once, and again when the program has changed.
 """
 
 import json
@@ -105,7 +105,7 @@ def help_command(command: Sequence[str]) -> list[str] | None:
 def ask(
     command: Sequence[str], environment: Mapping[str, str], cache: Path, *, timeout: float = TIMEOUT
 ) -> tuple[BinaryFlags | None, str]:
-    """The flags of the program that `command` runs, from `cache` or asked anew; None with the reason where it can't tell.
+    """Flags of the program that `command` runs, from `cache` or asked anew; None with the reason where it won't tell.
 
     Never raises: without an answer the catalogue's own versions hold.
     """

@@ -65,7 +65,7 @@ def _log_improvement(z: Array) -> Array:
     density = -0.5 * z**2 - 0.5 * np.log(2 * np.pi)
     near = np.exp(density) + z * ndtr(z)
     far = density - 2 * np.log(np.maximum(-z, 1.0))
-    return np.where(z > -5, np.log(np.maximum(near, 1e-300)), far)
+    return np.asarray(np.where(z > -5, np.log(np.maximum(near, 1e-300)), far), dtype=np.float64)
 
 
 def climb(outlook: Outlook, usable: Usable, beginnings: Sequence[Rows], seed: int) -> Rows | None:
@@ -73,9 +73,10 @@ def climb(outlook: Outlook, usable: Usable, beginnings: Sequence[Rows], seed: in
     rng = np.random.default_rng(seed)
     lengths = np.array(outlook.encoding.lengths)
     drawn = [rng.integers(0, lengths) for _ in range(_RANDOM_BEGINNINGS)]
-    order = np.argsort(-outlook.objective.at(outlook.feasible).mean)[:_BEST_BEGINNINGS] if len(outlook.feasible) else []
+    means = outlook.objective.at(outlook.feasible).mean if len(outlook.feasible) else np.zeros(0)
+    best = [outlook.feasible[i] for i in np.argsort(-means)[:_BEST_BEGINNINGS]]
     found: list[tuple[float, Rows]] = []
-    for row in [*(outlook.feasible[i] for i in order), *beginnings, *drawn]:
+    for row in [*best, *beginnings, *drawn]:
         top = _ascend(outlook, usable, row)
         if top is not None:
             found.append(top)

@@ -5,7 +5,6 @@ on the log of the objective, relative to leaving the knob alone: a mean, and how
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -210,8 +209,3 @@ class Beliefs:
         if left[0] != right[0]:
             return 0.0
         return math.exp(-0.5 * ((left[1] - right[1]) / _SHARED_BY_DEPTHS) ** 2)
-
-
-def helpful(beliefs: Beliefs, rows: Sequence[int]) -> float:
-    """The prior mean of one row, for tests and reasons."""
-    return float(beliefs.mean(np.array([rows], dtype=np.int64))[0])

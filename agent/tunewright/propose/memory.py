@@ -2,8 +2,8 @@
 that can't hold a single request.
 
 A linear model with a broad prior: memory × utilisation, less weights and runtime, less activations per batched token,
-less what each sequence needs, less the graphs, less the drafter. One start pins most of it; the priors of the slopes are
-of the size that vLLM's profiling run shows on models of 1 to 100 billion parameters.
+less what each sequence needs, less the graphs, less the drafter. One start pins most of it; the priors of the slopes
+are of the size that vLLM's profiling run shows on models of 1 to 100 billion parameters.
 """
 
 import math
@@ -117,7 +117,7 @@ class MemoryModel:
         scale = self._width(rows) / self._width(row)[0]
         if self._hybrid and of_request:
             scale = scale * (1 + self._encoding.depth(rows)) / (1 + self._encoding.depth(row)[0])
-        return told * scale
+        return np.asarray(told * scale, dtype=np.float64)
 
     def _width(self, rows: Rows) -> Array:
         return self._encoding.map(rows, "kv_cache_dtype", lambda v: 0.5 if str(v).startswith(("fp8", "int8")) else 1.0)

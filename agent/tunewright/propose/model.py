@@ -90,12 +90,19 @@ class KnobSampler(optuna.samplers.BaseSampler):
         self._usable, self._beginnings, self._pending, self._seed = usable, beginnings, pending, seed
         self.drawn: tuple[Rows, float, float] | None = None
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> Distributions:
+    def infer_relative_search_space(  # the signatures are Optuna's
+        self,
+        study: optuna.Study,  # noqa: ARG002
+        trial: optuna.trial.FrozenTrial,  # noqa: ARG002
+    ) -> Distributions:
         """The whole space at once: knobs act together."""
         return distributions(self._encoding.space)
 
     def sample_relative(
-        self, study: optuna.Study, trial: optuna.trial.FrozenTrial, search_space: Distributions
+        self,
+        study: optuna.Study,
+        trial: optuna.trial.FrozenTrial,  # noqa: ARG002
+        search_space: Distributions,
     ) -> dict[str, Any]:
         """Positions on the axes; none where nothing usable is left."""
         outlook = self._outlook(study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)))
@@ -108,9 +115,12 @@ class KnobSampler(optuna.samplers.BaseSampler):
         return {name: int(row[self._encoding.names.index(name)]) for name in search_space}
 
     def sample_independent(
-        self, study: optuna.Study, trial: optuna.trial.FrozenTrial, param_name: str,
-        param_distribution: optuna.distributions.BaseDistribution,
-    ) -> Any:  # fmt: skip
+        self,
+        study: optuna.Study,  # noqa: ARG002
+        trial: optuna.trial.FrozenTrial,  # noqa: ARG002
+        param_name: str,  # noqa: ARG002
+        param_distribution: optuna.distributions.BaseDistribution,  # noqa: ARG002
+    ) -> Any:
         """Only asked for where nothing usable is left; the caller looks at `drawn` first."""
         return 0
 

@@ -14,8 +14,8 @@ from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.validity import problems
 from tunewright.ports import Proposal
 from tunewright.propose.effects import Effect, effects_of, fit_effects
-from tunewright.propose.lessons import Lessons
 from tunewright.propose.encoding import Encoding
+from tunewright.propose.lessons import Lessons
 from tunewright.propose.memory import MemoryModel
 from tunewright.propose.model import Observation, best, draw, observations
 from tunewright.propose.space import Space, build_space, check_search

@@ -222,7 +222,7 @@ class KubernetesSpare:
         memory = readback.start_memory(log)
         ready = {
             "seconds": round(waited, 3),
-            "version": readback.full_version(self._prober.version(pod, template), log),
+            "version": self._prober.version(pod, template),
             "effective": effective,
             "surprises": surprises,
             "memory": memory.model_dump() if memory is not None else None,
