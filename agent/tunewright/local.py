@@ -24,6 +24,7 @@ from tunewright.loadtest.files import write_atomic
 from tunewright.observe.prometheus import PrometheusSource
 from tunewright.observe.scrape import ScrapeSource, ScrapeTarget
 from tunewright.platform.process.adopted import AdoptedTarget
+from tunewright.platform.process.command import Command
 from tunewright.platform.process.loadtest import ProcessLoadTest
 from tunewright.platform.process.separate import shared_gpus
 from tunewright.platform.process.spare import ProcessSpare
@@ -333,7 +334,9 @@ def asked_facts(tuning: Tuning, state: Path) -> ModelFacts:
     """The model's facts, and the flags that the very vLLM in the command takes, as it says itself."""
     spec = tuning.spec
     environment = {**spec.target.environment, **spec.spare.environment}
-    flags, _ = binary.ask(spec.spare.command or spec.target.command, environment, state / "binaries")
+    command = Command(spec.spare.command or spec.target.command, environment)
+    words, variables = command.filled(command.baseline, port=0, replica=spec.target.replicas)
+    flags, _ = binary.ask(words, variables, state / "binaries")
     return replace(model_facts(tuning), flags=flags)
 
 

@@ -112,11 +112,14 @@ def ask(
     asked = help_command(command)
     if asked is None:
         return None, "the command is not of the form `vllm serve …`"
-    program = shutil.which(asked[0], path={**os.environ, **environment}.get("PATH"))
+    path = {**os.environ, **environment}.get("PATH")
+    program = shutil.which(asked[0], path=path)
     if program is None:
         return None, f"{asked[0]} is not found"
-    stat = Path(program).resolve().stat()
-    file = cache / f"flags-{content_hash([asked, str(Path(program).resolve()), stat.st_size, stat.st_mtime_ns])}.json"
+    # Behind a wrapper, as `taskset -c 0 vllm serve`, it is the word before `serve` that changes with an upgrade.
+    real = Path(shutil.which(asked[-3], path=path) or program).resolve()
+    stat = real.stat()
+    file = cache / f"flags-{content_hash([asked, str(real), stat.st_size, stat.st_mtime_ns])}.json"
     if (kept := _load(file)) is not None:
         return kept, ""
     try:
