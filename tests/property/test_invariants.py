@@ -1,6 +1,6 @@
 """The invariants of docs/architecture.md under random schedules of faults and of people, on a fake clock.
 
-`INVARIANT_SCHEDULES=5000` runs so many schedules instead of a hundred.
+`INVARIANT_SCHEDULES=5000` runs so many schedules instead of a few dozen.
 """
 
 from __future__ import annotations
@@ -228,7 +228,9 @@ def begun() -> World:
     return world
 
 
-SCHEDULES = int(os.environ.get("INVARIANT_SCHEDULES", "100"))
+pytestmark = pytest.mark.timeout(900)
+
+SCHEDULES = int(os.environ.get("INVARIANT_SCHEDULES", "40"))
 FREELY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
@@ -239,7 +241,7 @@ def test_whatever_happens_to_a_promotion(waiting: World, schedule: list[Event]) 
     settled(run.world, run.drive())
 
 
-@settings(max_examples=max(15, SCHEDULES // 6), **FREELY)  # type: ignore[arg-type]
+@settings(max_examples=max(6, SCHEDULES // 5), **FREELY)  # type: ignore[arg-type]
 @given(schedule=events())
 def test_whatever_happens_to_a_whole_tuning(begun_world: World, schedule: list[Event]) -> None:
     run = Run(begun_world, schedule)

@@ -66,7 +66,7 @@ def test_help_tells_what_it_does_and_shows_an_example_that_can_be_parsed(name: s
     import shlex
 
     for example in examples:
-        words = shlex.split(example.split(" | ")[0])
+        words = shlex.split(re.split(r" [|<] ", example)[0])
         COMMANDS[name].make_context(name, words[1:], resilient_parsing=False)
 
 

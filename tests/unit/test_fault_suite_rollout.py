@@ -444,6 +444,16 @@ def test_capacity_is_checked_before_anything_moves() -> None:
     assert not given.touched
 
 
+@pytest.mark.parametrize("phase", [Phase.BASELINING, Phase.SEARCHING, Phase.CONFIRMING])
+def test_what_an_abort_ends_half_way_is_gone_from_the_spare(phase: Phase) -> None:
+    """ado#1336: what was given up was never removed, and the GPU stayed held."""
+    given = Given()
+    given.world.run(until=lambda r: r.phase is phase and bool(given.world.servers))
+    given.decide("abort")
+    assert given.end().phase is Phase.FAILED
+    assert given.world.leftovers() == []
+
+
 # --- others who write, and a platform that fails ----------------------------------------------------------------------
 
 

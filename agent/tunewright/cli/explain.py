@@ -29,7 +29,14 @@ def explain_failure(
     under_load: Annotated[bool, typer.Option("--under-load", help="It had served requests before it died.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say why a vLLM server did not start or died: the cause, whose fault it is, and what to change."""
+    """Say why a vLLM server did not start or died: the cause, whose fault it is, and what to change.
+
+    Examples:
+
+        tunewright explain-failure --stdout server.log --exit-code 1
+
+        tunewright explain-failure --stdout - --json < server.log
+    """
     if stdout is None and stderr is None:
         fail("Name what it wrote: --stdout FILE, --stderr FILE, or both.", Exit.USAGE)
     failure = explain(exit_code, _read(stdout), _read(stderr), under_load=under_load)

@@ -139,6 +139,8 @@ class MemoryModel:
 
     def chance(self, candidate: Candidate) -> float:
         """`starts` of one candidate."""
+        if not self.known:
+            return 1.0
         return float(self.starts(self._encoding.rows([candidate]))[0])
 
     def told(self, candidate: Candidate) -> str:
