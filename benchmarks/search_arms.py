@@ -78,8 +78,10 @@ _SWEEP: tuple[tuple[str, tuple[KnobValue, ...]], ...] = (
 
 def grid(one: Run, _: int) -> Iterator[TrialRecord]:
     """The product of a short list of values per flag, in order, as `vllm bench sweep` walks its parameter files."""
-    axes = [(name, values) for name, values in _SWEEP if one.world.space.axis(name) is not None]
     method = _method(one.world)
+    drafts = method not in (None, "ngram")  # nobody sweeps the depth of what needs a drafter without one
+    searched = [(name, values) for name, values in _SWEEP if one.world.space.axis(name) is not None]
+    axes = [(name, values) for name, values in searched if drafts or name != "num_speculative_tokens"]
     for values in product(*(values for _, values in axes)):
         chosen = dict(zip((name for name, _ in axes), values, strict=True))
         if chosen.get("num_speculative_tokens") and method is not None:

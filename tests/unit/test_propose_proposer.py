@@ -98,12 +98,10 @@ def test_without_reuse_prefix_caching_is_no_first_step():
     assert all(one.candidate.values.get("enable_prefix_caching") is not True for one in trials[1:4])
 
 
-def test_same_trials_same_proposal_and_other_seed_other_draw():
+def test_same_trials_same_proposal():
     trials = search(14, lambda c: 1000.0 + hash_noise(c), seed=1)
     again = [OptunaProposer(Search(seed=1), HYBRID).propose(BASELINE, trials, None) for _ in range(2)]
     assert again[0] == again[1]
-    others = {OptunaProposer(Search(seed=s), HYBRID).propose(BASELINE, trials, None).candidate.hash for s in range(6)}
-    assert len(others) > 1
 
 
 def hash_noise(candidate):

@@ -54,6 +54,7 @@ class Ended:
             clock=SimpleNamespace(now=lambda: self.now),
             metrics=SimpleNamespace(fetch=self.fetch),
             target=SimpleNamespace(apply=lambda _plan: status),
+            store=SimpleNamespace(trials=lambda _name: []),
         )
         step = ended(self.record, context)
         self.record = step.record

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ _SHORTHANDS = ("--spec-method", "--spec-tokens", "--spec-model")  # each is one 
 _FEWEST = 20  # flags; a text with fewer is no help text of vLLM's
 _HEADING = re.compile(r"^  (-\S.*)$")
 _NAME = re.compile(r"(?:^|(?<=[\s,]))(--?[A-Za-z][\w-]*)")
-_CHOICES = re.compile(r"\{([^{}]*)\}")
+_CHOICES = re.compile(r"\{([^{}]*)\}|\[((?:'[^']*',?\s*)+)\]")
 _DEFAULT = re.compile(r"\(default: (.*?)\)\s*$", re.S)
 
 
@@ -82,11 +83,11 @@ def read_help(text: str) -> BinaryFlags:
     for entry in entries:
         head, words = re.split(r"\s{2,}", entry[0], maxsplit=1)[0], " ".join([*entry[0].split("  ")[1:], *entry[1:]])
         # "... or name registered in --tool-parser-plugin" names another flag, not a second name of this one.
-        plain = head.split(" or name ")[0]
-        choices = _CHOICES.search(plain)
+        plain, _, or_others = head.partition(" or name ")
+        choices = None if or_others else _CHOICES.search(plain)
         default = _DEFAULT.search(words)
         flag = Flag(
-            choices=tuple(c.strip() for c in choices[1].split(",")) if choices else (),
+            choices=tuple(c.strip(" '") for c in (choices[1] or choices[2]).split(",")) if choices else (),
             default=default[1].strip() if default else None,
         )
         flags.update(dict.fromkeys(_NAME.findall(_CHOICES.sub("", plain)), flag))
@@ -153,4 +154,5 @@ def _keep(file: Path, flags: BinaryFlags) -> None:
         partial.write_text(json.dumps(document), encoding="utf-8")
         partial.replace(file)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # what stands in the way of writing may stand in the way of removing
+            partial.unlink(missing_ok=True)
