@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import search, search_arms, search_plot, search_world  # noqa: E402
+from benchmarks import search, search_arms, search_plot, search_profiles, search_world  # noqa: E402
 
 from tunewright.domain.candidate import Candidate  # noqa: E402
 from tunewright.domain.state import FailureKind  # noqa: E402
@@ -82,7 +82,7 @@ def test_an_slo_makes_the_fastest_worthless():
 
 def test_perturbed_coefficients_differ_by_seed_and_not_by_run():
     profile = search_world.load(TIGHT.profile)
-    one, again, other = (search_world.perturbed(profile, 0.2, seed) for seed in (1, 1, 2))
+    one, again, other = (search_profiles.perturbed(profile, 0.2, seed) for seed in (1, 1, 2))
     assert one == again
     assert one.cost != other.cost
     assert profile.cost.expert_share == one.cost.expert_share

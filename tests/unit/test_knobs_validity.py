@@ -37,6 +37,7 @@ FLOAT16 = {"mamba_ssm_cache_dtype": "float16", "enable_mamba_cache_stochastic_ro
         ({"max_num_seqs": True}, "max_num_seqs"),
         ({"async_scheduling": 1}, "true or false"),
         ({"scheduling_policy": "lifo"}, "fcfs, priority"),
+        ({"speculative_method": "ngram", "num_speculative_tokens": 2, "async_scheduling": True}, "async_scheduling"),
     ],
 )  # fmt: skip
 def test_refused(values, word):
@@ -52,6 +53,8 @@ def test_refused(values, word):
         {"max_num_batched_tokens": 512},  # vLLM lowers its own default of max_num_seqs
         {"max_num_batched_tokens": 512, "max_model_len": 2048},
         {"tensor_parallel_size": 2},
+        {"speculative_method": "ngram", "num_speculative_tokens": 2},  # vLLM itself switches async scheduling off
+        {"speculative_method": "mtp", "num_speculative_tokens": 1, "async_scheduling": True},
         {"speculative_method": "mtp", "num_speculative_tokens": 1},
         {"speculative_method": "mtp", "num_speculative_tokens": 4},
         {"speculative_method": "mtp"},

@@ -201,6 +201,30 @@ def test_hungrier_than_what_ran_out_of_memory_is_not_tried():
     assert (32768, 0.92) in seen
 
 
+def test_a_utilisation_that_died_under_load_is_not_gambled_on_again():
+    bold = BASELINE.with_value("gpu_memory_utilization", 0.94)
+    trials = [trial(0, BASELINE, 1000.0), trial(1, bold, failure=fails(FailureKind.OUT_OF_MEMORY_UNDER_LOAD))]
+    proposer = OptunaProposer(Search(include=("gpu_memory_utilization", "max_num_batched_tokens")), HYBRID)
+    for number in range(2, 40):
+        proposal = proposer.propose(BASELINE, trials, None)
+        if proposal is None:
+            break
+        assert proposal.candidate.values.get("gpu_memory_utilization", 0.92) < 0.94
+        trials.append(trial(number, proposal.candidate, 1000.0))
+    assert len(trials) > 10
+
+
+def test_drafted_requests_fit_one_step():
+    def answer(candidate):
+        values = candidate.values
+        seqs, tokens = values.get("max_num_seqs", 1024), values.get("max_num_batched_tokens", 8192)
+        assert tokens >= seqs * (1 + values.get("num_speculative_tokens", 0))
+        return 1000.0 + hash_noise(candidate)
+
+    include = ("max_num_seqs", "max_num_batched_tokens", "num_speculative_tokens", "speculative_method")
+    assert len(search(30, answer, include=include)) == 31
+
+
 def test_too_small_a_cache_does_not_end_the_search():
     trials = [
         trial(0, BASELINE, 1000.0),

@@ -32,6 +32,7 @@ SCHEDULER = (
         "async_scheduling", "bool", "scheduler", "Schedule the next step while this one still runs.",
         "automatic: on where compatible", _HELP,
         flag="--async-scheduling", grid=(True, False), gpu=True,
+        needs="on: no speculation that drafts on the host, as ngram",
     ),
     Knob(
         "enable_chunked_prefill", "bool", "scheduler", "Cut long prompts into chunks that share steps with decoding.",
