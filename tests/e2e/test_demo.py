@@ -77,7 +77,7 @@ def check_output(out: str, folder: Path) -> int:
         found = out.find(sentence, at)
         assert found >= 0, f"{sentence!r} is missing after {out[at - 80 : at]!r}: {out}"
         at = found
-    gain = re.search(r"AwaitingApproval: \w+ is better than the baseline: \+([\d.,]+)%", out)
+    gain = re.search(r"^gain: +\+([\d.,]+)% \(from \+", out, re.MULTILINE)
     assert gain is not None, out
     assert float(gain[1].replace(",", "")) >= 10, "the demo's own minimum"
     told = re.search(r"Background traffic: (\d+) of (\d+) requests answered, 0 failed\.", out)
