@@ -11,6 +11,7 @@ from benchmarks.search_world import Run, World
 
 from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.state import TrialOutcome, TrialRecord
+from tunewright.knobs.validity import problems
 from tunewright.propose.proposer import OptunaProposer
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -44,6 +45,15 @@ def at_random(one: Run, seed: int) -> Iterator[TrialRecord]:
     one.world.truths(drawn)
     for candidate in drawn:
         yield one.trial(candidate, "random")
+
+
+def at_random_valid(one: Run, seed: int) -> Iterator[TrialRecord]:
+    """The same, lent our static rules: what is known to be refused is not started."""
+    rng, space = random.Random(f"random {seed}"), one.world.space
+    while True:
+        candidate = space.candidate({a.name: rng.randrange(len(a.values)) for a in space.axes})
+        if not problems(candidate, one.world.facts):
+            yield one.trial(candidate, "random")
 
 
 def tpe(one: Run, seed: int) -> Iterator[TrialRecord]:
@@ -123,7 +133,9 @@ def _method(world: World) -> KnobValue | None:
 
 
 ARMS: dict[str, Callable[[Run, int], Iterator[TrialRecord]]] = {
-    "tunewright": ours, "random": at_random, "tpe": tpe, "grid": grid, "one at a time": one_at_a_time,
+    "tunewright": ours,     "random": at_random,
+    "random, valid": at_random_valid,
+ "tpe": tpe, "grid": grid, "one at a time": one_at_a_time,
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ FLOOR = 0.5  # of the optimum: the lower edge of each panel
 COLOURS = {
     "tunewright": "#0b6e4f",
     "random": "#b3541e",
+    "random, valid": "#e09f7d",
     "tpe": "#3d5a98",
     "grid": "#8a8a8a",
     "one at a time": "#a23b72",

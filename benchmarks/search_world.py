@@ -108,6 +108,11 @@ class World:
         self.space: Space = build_space(self.search, self.facts, self.baseline, [first])
 
     def _lower_baseline(self) -> bool:
+        """As a person would whose production does not come up; False when there is nothing left to lower."""
+        if self.truth(self.baseline).stage == "load":
+            share = float(self.baseline.values.get("gpu_memory_utilization", 0.92))
+            self.baseline = self.baseline.with_value("gpu_memory_utilization", round(share - 0.02, 2))
+            return share > 0.5
         seqs = int(self.baseline.values.get("max_num_seqs", self.profile.defaults.max_num_seqs))
         self.baseline = self.baseline.with_value("max_num_seqs", seqs // 2)
         return seqs > 2

@@ -12,6 +12,7 @@ from tunewright.domain.profile import Histogram, Source, TrafficProfile
 from tunewright.domain.state import Failure, FailureKind, TrialOutcome, TrialPurpose, TrialRecord
 from tunewright.domain.tuning import Search
 from tunewright.knobs.facts import ModelFacts
+from tunewright.knobs.failures import explain
 from tunewright.knobs.knob import Family
 from tunewright.knobs.validity import problems
 from tunewright.ports import Proposer, Refused
@@ -212,6 +213,30 @@ def test_a_utilisation_that_died_under_load_is_not_gambled_on_again():
         assert proposal.candidate.values.get("gpu_memory_utilization", 0.92) < 0.94
         trials.append(trial(number, proposal.candidate, 1000.0))
     assert len(trials) > 10
+
+
+def test_what_crashes_is_not_started_again_in_other_clothes():
+    """The message names no knob: what all crashes have in common, and no other trial had, is to blame."""
+
+    def answer(candidate):
+        if candidate.values.get("cudagraph_mode") == "FULL_DECODE_ONLY":
+            return fails(FailureKind.CRASHED, f"RuntimeError: kernel 0x{hash_noise(candidate)} gave up")
+        return 1000.0 + hash_noise(candidate)
+
+    trials = search(40, answer)
+    crashed = [one for one in trials if one.failure]
+    assert len(crashed) <= 3
+    assert len(trials) == 41
+
+
+def test_a_method_of_speculation_that_the_model_lacks_is_tried_once():
+    def answer(candidate):
+        if candidate.values.get("speculative_method") == "ngram":
+            return explain(1, "", "ValueError: Unsupported speculative method: 'ngram' for NemotronHForCausalLM.")
+        return 1000.0 + hash_noise(candidate)
+
+    trials = search(30, answer)
+    assert sum(one.failure is not None for one in trials) <= 1
 
 
 def test_drafted_requests_fit_one_step():

@@ -155,6 +155,11 @@ RULES: tuple[Rule, ...] = (
         r"|No module named '?(flashinfer|deep_ep|deep_gemm|pplx|aiter|mori|nixl)",
         "That backend does not work on this GPU or with this model: leave the choice to vLLM.",
     ),
+    _rule(
+        Kind.UNSUPPORTED_BACKEND,
+        r"[Uu]nsupported speculative method|[Ss]peculative method\b.*(not supported|unknown)",
+        "That method of speculation does not work with this model: use another one, or none.",
+    ),
     # Memory, in everybody's words.
     _rule(
         Kind.OUT_OF_MEMORY,

@@ -11,10 +11,17 @@ from tunewright.knobs.catalogue import CATALOGUE
 MACHINE_FAULTS_PER_CANDIDATE = 2
 """After so many records of the machine's fault a candidate is proposed no more, though it is not held against it."""
 
-_BACKENDS = ("attention_backend", "moe_backend", "linear_backend", "mamba_backend", "all2all_backend")
+_BACKENDS = (
+    "attention_backend", "moe_backend", "linear_backend", "mamba_backend", "all2all_backend", "speculative_method",
+)  # fmt: skip
+_REFUSED = (
+    FailureKind.INVALID_FLAG, FailureKind.INVALID_COMBINATION, FailureKind.UNSUPPORTED_BACKEND, FailureKind.CRASHED,
+    FailureKind.HUNG, FailureKind.UNKNOWN,
+)  # fmt: skip
+"""Kinds for which some value, or some values together, are to blame, though no rule may tell which."""
 _STATE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _OUT_OF_MEMORY = (FailureKind.OUT_OF_MEMORY, FailureKind.OUT_OF_MEMORY_UNDER_LOAD)
-_UTILIZATION, _AT_EASE = "gpu_memory_utilization", 0.92
+_UTILIZATION = "gpu_memory_utilization"
 _MORE_MEMORY = ("max_num_batched_tokens", "max_num_seqs")
 
 
@@ -35,6 +42,11 @@ class Lessons:
         self._most_utilization = float("inf")  # from here on it ran out of memory under load
         self._starved: list[tuple[FailureKind, Candidate]] = []
         self.tried: set[str] = set()
+        self._suspects: dict[str, set[tuple[str, KnobValue]]] = {}
+        proven = {pair for trial in trials if trial.measurement or trial.objective is not None
+                  for pair in trial.candidate.values.items()}  # fmt: skip
+        shares = [self._number(trial.candidate, _UTILIZATION) for trial in trials if trial.objective is not None]
+        self._ran_with = [share for share in shares if share is not None]
         faults: dict[str, int] = {}
         for trial in trials:
             if machine_fault(trial):
@@ -43,6 +55,8 @@ class Lessons:
             self.tried.add(trial.candidate.hash)
             if trial.failure is not None:
                 self._learn(trial.candidate, trial.failure)
+                if trial.failure.kind in _REFUSED:
+                    self._suspect(trial.candidate, trial.failure, proven)
         self.tried.update(name for name, count in faults.items() if count >= MACHINE_FAULTS_PER_CANDIDATE)
 
     def _learn(self, candidate: Candidate, failure: Failure) -> None:
@@ -55,11 +69,18 @@ class Lessons:
         if failure.kind is FailureKind.UNSUPPORTED_BACKEND:
             self._banned.update(_named_backends(candidate, failure.cause))
         share = self._number(candidate, _UTILIZATION)
-        if failure.kind is FailureKind.OUT_OF_MEMORY_UNDER_LOAD and share and share > _AT_EASE:
-            # What start-up did not see has to fit in the rest: a gamble that this machine has lost once.
+        less = share is not None and bool(self._ran_with) and max(self._ran_with) < share
+        if failure.kind is FailureKind.OUT_OF_MEMORY_UNDER_LOAD and share is not None and less:
+            # What start-up did not see has to fit in the rest: a gamble lost once, where less was seen to run.
             self._most_utilization = min(self._most_utilization, share)
         if failure.kind in (*_OUT_OF_MEMORY, FailureKind.KV_TOO_SMALL):
             self._starved.append((failure.kind, candidate))
+
+    def _suspect(self, candidate: Candidate, failure: Failure, proven: set[tuple[str, KnobValue]]) -> None:
+        """Of what failed with one message, keep the values that all have in common and that never ran."""
+        message = re.sub(r"[\d.]+", "#", failure.cause)
+        values = set(candidate.values.items()) - proven
+        self._suspects[message] = self._suspects.get(message, values) & values
 
     def clamp(self, candidate: Candidate, searched: Sequence[str]) -> Candidate:
         """The candidate with its searched knobs lowered to the bounds that failures told."""
@@ -76,6 +97,10 @@ class Lessons:
             own = candidate.values.get(knob)
             if own is not None and (value is None or own == value):
                 return f"{knob} {own} does not work here"
+        own_values = set(candidate.values.items())
+        for suspects in self._suspects.values():
+            if suspects and suspects <= own_values:
+                return f"{', '.join(sorted(name for name, _ in suspects))} as in what failed before"
         for bound in self._bounds:
             if self._exceeds(bound, candidate):
                 return f"{bound.knob} is bounded by {_scaled(bound, candidate):g}"
