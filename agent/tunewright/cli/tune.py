@@ -150,7 +150,7 @@ def demo(
 
     Example:
 
-        tunewright demo --folder /tmp/demo
+        tunewright demo --folder demo-files
     """
     from tunewright.demo.run import run_demo
 
