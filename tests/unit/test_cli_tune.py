@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from simulate_process import free_port
 from typer.testing import CliRunner
 
 from tunewright.cli.app import app
@@ -26,13 +27,6 @@ def _signals_are_put_back() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def write(folder: Path, target: dict[str, Any] | None = None, **blocks: Any) -> Path:
