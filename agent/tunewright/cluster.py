@@ -262,7 +262,7 @@ class Cluster:
             ),
             load=KubernetesLoadTest(self.kube, owner, namespace, settings, self.clock, api_key=target.api_key),
             target=target,
-            proposer=OptunaProposer(spec.search, ModelFacts()),
+            proposer=OptunaProposer(spec.search, ModelFacts(), spec.load),
         )
 
 

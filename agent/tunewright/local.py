@@ -61,7 +61,7 @@ class LocalTuning:
         self.folder = state / tuning.metadata.name
         self.state = state
         self._facts = asked_facts(tuning, state)
-        self._proposer = OptunaProposer(tuning.spec.search, self._facts)
+        self._proposer = OptunaProposer(tuning.spec.search, self._facts, tuning.spec.load)
         self._exits = ExitStack()
         self._supervised = float("-inf")
         self._reported = ""

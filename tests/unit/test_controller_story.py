@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 from tunings import tuning
-from world import BASELINE, BEST, Behaviour, FakeSpare, World, oom, port_in_use
+from world import BASELINE, BEST, Behaviour, FakeLoad, FakeSpare, World, oom, port_in_use
 
 from tunewright.controller.decisions import bound
+from tunewright.controller.reconcile import reconcile
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import TOUCHES_PRODUCTION, Phase
 from tunewright.domain.profile import Source
 from tunewright.domain.state import Decision, TuningRecord
+from tunewright.ports import LoadStatus
 
 
 def waits(record: TuningRecord) -> bool:
@@ -140,6 +142,55 @@ def test_a_fault_of_the_machine_is_tried_again_and_never_for_ever(world: World) 
     world.run(until=waits)
     first = next(t for t in world.store.trials("demo") if t.candidate == world.proposals[0])
     assert (first.machine_faults, first.outcome) == (3, "failed")
+
+
+def void_from(world: World, phase: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From that phase on, whatever the load test measures is void."""
+
+    def poll(fake: FakeLoad, run_id: str) -> LoadStatus:
+        status = honest(fake, run_id)
+        if world.record().phase is not phase or status.measurement is None:
+            return status
+        return replace(status, measurement=status.measurement.model_copy(update={"void": ("the generator was late",)}))
+
+    honest = FakeLoad.poll
+    monkeypatch.setattr(FakeLoad, "poll", poll)
+
+
+def test_void_measurements_of_a_finalist_are_not_called_a_missed_slo(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    void_from(world, Phase.CONFIRMING, monkeypatch)
+    record = world.run()
+    assert record.phase is Phase.FAILED
+    assert "could not be measured" in record.sentence
+    assert "by the machine's fault (the measurement is void: the generator was late)" in record.sentence
+    assert "SLO" not in record.sentence
+    assert world.leftovers() == []
+
+
+def test_one_spoilt_round_is_run_again_and_the_finalist_wins(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def poll(fake: FakeLoad, run_id: str) -> LoadStatus:
+        status = honest(fake, run_id)
+        confirming = world.record().phase is Phase.CONFIRMING
+        first = [t for t in world.store.trials("demo") if t.purpose == "confirm"][:1]
+        if confirming and status.measurement and first and run_id.startswith(first[0].id):
+            return replace(status, measurement=status.measurement.model_copy(update={"void": ("late",)}))
+        return status
+
+    honest = FakeLoad.poll
+    monkeypatch.setattr(FakeLoad, "poll", poll)
+    record = world.run(until=waits)
+    spoilt = [t for t in world.store.trials("demo") if t.outcome == "failed"]
+    assert [t.round for t in spoilt] == [1]
+    assert record.winner == BEST
+
+
+def test_a_search_spoilt_by_the_machine_is_not_called_infeasible(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    void_from(world, Phase.SEARCHING, monkeypatch)
+    record = world.run()
+    assert record.phase is Phase.FAILED
+    assert "None of 2 candidates could be measured, by the machine's fault" in record.sentence
 
 
 def test_no_completions_are_a_failure_not_a_number(world: World) -> None:
@@ -283,8 +334,6 @@ def test_suspended_it_holds_and_goes_on_where_it_was(world: World) -> None:
     decide(world, "suspend")
     world.run(until=lambda r: r.suspended_since is not None)
     context = world.context()
-    from tunewright.controller.reconcile import reconcile
-
     for _ in range(50):
         reconcile("demo", context)
         world.clock.advance(3600)
@@ -292,6 +341,17 @@ def test_suspended_it_holds_and_goes_on_where_it_was(world: World) -> None:
     assert not [name for name in world.servers if not world.servers[name][2]], "the spare is held while suspended"
     decide(world, "resume")
     world.run(until=waits)
+
+
+def test_what_is_cancelled_by_a_suspend_is_seen_to_its_end(world: World) -> None:
+    world.run(until=lambda r: any(t.phase == "Measuring" for t in world.store.trials("demo")))
+    decide(world, "suspend")
+    context = world.context()
+    for _ in range(10):  # ending takes looks: no other trial comes that would take them
+        reconcile("demo", context)
+        world.clock.advance(1.0)
+    assert world.record().suspended_since is not None
+    assert world.leftovers() == []
 
 
 def test_a_spec_change_while_rolling_goes_back_first_then_anew(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.profile import Histogram, Source, TrafficProfile
 from tunewright.domain.state import Failure, FailureKind, TrialOutcome, TrialPurpose, TrialRecord
-from tunewright.domain.tuning import Search
+from tunewright.domain.tuning import Load, Search
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.failures import explain
 from tunewright.knobs.knob import Family
@@ -67,6 +67,16 @@ def search(count, answer, facts=HYBRID, baseline=BASELINE, traffic=None, **spec)
             )
         )  # fmt: skip
     return trials
+
+
+def test_streams_that_the_spec_names_count_more_than_what_was_seen():
+    load = Load(mode="closedLoop", concurrency=16)
+    quiet = profile(concurrency=2.0, concurrency_p95=3.0)
+    small = Candidate(values={"max_num_seqs": 4})
+    trials = [trial(0, small, 100.0), trial(1, Candidate(), 100.0)]
+    first = OptunaProposer(Search(include=("max_num_seqs",)), HYBRID, load).propose(small, trials, quiet)
+    assert first.candidate.values["max_num_seqs"] == 32, first
+    assert first.reason == "room for twice the 16 requests at a time"
 
 
 def test_the_first_trials_are_chosen():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
-from tunewright.controller.searching import advance_trial
+from tunewright.controller.searching import advance_trial, fault_of
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import Phase
 from tunewright.domain.quality import judge_quality
@@ -81,18 +81,23 @@ def _look(record: TuningRecord, finalist: Finalist, mine: Sequence[TrialRecord])
         min_rounds=confirm.min_rounds,
         max_rounds=confirm.max_rounds,
     )
-    broken = [t for t in new.values() if t.outcome is not TrialOutcome.COMPLETE]
-    base_broken = [t for t in old.values() if t.outcome is not TrialOutcome.COMPLETE]
-    if len(broken) * 2 > len(rounds):
-        reason = f"failed or missed the SLO in {len(broken)} of {len(rounds)} rounds"
+    # What the machine spoilt says nothing of either side: those rounds are run again, as far as there are rounds.
+    spoilt = [t for r in rounds for t in (old[r], new[r]) if t.outcome is TrialOutcome.FAILED]
+    sound = [r for r in rounds if TrialOutcome.FAILED not in (old[r].outcome, new[r].outcome)]
+    broken = [r for r in sound if new[r].outcome is TrialOutcome.INFEASIBLE]
+    base_broken = [r for r in sound if old[r].outcome is TrialOutcome.INFEASIBLE]
+    if len(broken) * 2 > len(sound):
+        reason = f"failed or missed the SLO in {len(broken)} of {len(sound)} rounds"
         gain = update(gain, status=ConfirmStatus.NOT_BETTER, reason=reason)
-    elif len(base_broken) == len(rounds) >= confirm.min_rounds and not broken:
-        reason = f"meets the SLO, which the baseline missed in all of {len(rounds)} rounds"
+    elif len(base_broken) == len(sound) >= confirm.min_rounds and not broken:
+        reason = f"meets the SLO, which the baseline missed in all of {len(sound)} rounds"
         if pairs:  # two rounds bound no ratio: its interval would tell nothing
             reason += f"; {gain.estimate.value:+.1%} on average"
         gain = update(gain, status=ConfirmStatus.BETTER, reason=reason)
     elif gain.status is ConfirmStatus.RUNNING and len(rounds) >= confirm.max_rounds:
         reason = f"too few sound rounds: {len(pairs)} of {len(rounds)}"
+        if spoilt:
+            reason += f", by the machine's fault ({fault_of(spoilt[-1])})"
         gain = update(gain, status=ConfirmStatus.NOT_SETTLED, reason=reason)
     return update(finalist, gain=gain)
 
@@ -123,7 +128,11 @@ def _conclude(record: TuningRecord, mine: Sequence[TrialRecord], context: Contex
                 continue
         return _won(record, finalist, context)
     reasons = "; ".join(turned_down) or _standing(record.finalists)
+    spoilt = [t for t in mine if t.outcome is TrialOutcome.FAILED]
     unsettled = any(f.gain and f.gain.status is ConfirmStatus.NOT_SETTLED for f in record.finalists)
+    if unsettled and spoilt and not turned_down:
+        sentence = f"The finalists could not be measured: {reasons}. Production stays as it is."
+        return Step(enter(record, Phase.FAILED, sentence, now), None)
     verdict = "The gain is not settled" if unsettled and not turned_down else "No finalist held"
     sentence = f"{verdict}: {reasons}. Production stays as it is."
     return Step(enter(record, Phase.NO_IMPROVEMENT, sentence, now), None)

@@ -4,14 +4,14 @@ from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
 from tunewright.controller.decisions import go_back, live_approval
 from tunewright.domain.phases import Phase
-from tunewright.domain.state import PromotionState, TrialPhase, TuningRecord
+from tunewright.domain.state import PromotionState, TuningRecord
 from tunewright.domain.step import Step, age, enter, say, start_anew, update
 from tunewright.domain.tuning import PromotionMode, Slo
 from tunewright.domain.verdict import Outcome, Reading, Verdict
 from tunewright.observe.drift import drift
 from tunewright.observe.learn import PROFILE_METRICS, learn_profile
 from tunewright.observe.window import join
-from tunewright.ports import PortError, Refused, Replica, ServerPhase, TargetStatus
+from tunewright.ports import PortError, Refused, Replica, TargetStatus
 from tunewright.rollout.analysis import ANALYSIS_METRICS, hold_to_slo, judge, readings
 from tunewright.rollout.evidence import evidence
 from tunewright.rollout.freshness import blind_spots, other_traffic, other_version
@@ -184,7 +184,7 @@ def ended(record: TuningRecord, context: Context) -> Step:
     now, spec = context.clock.now(), record.tuning.spec
     if record.promotion is not None and record.phase in (Phase.PROMOTED, Phase.ROLLED_BACK):
         record = keep(record, context)
-    if not _spare_is_free(record, context):
+    if not trial.spare_is_free(context.store.trials(record.name), context):
         return Step(record, 1.0)
     # Without `onDrift` the drift is told all the same, but nobody needs to be woken for it.
     again = spec.metrics.window if spec.retune.mode == "onDrift" else None
@@ -240,13 +240,6 @@ def _roll_verdict(record: TuningRecord, status: TargetStatus, context: Context, 
         return None
     window = join([context.metrics.fetch(ANALYSIS_METRICS, since, now, r.labels) for r in new])
     return hold_to_slo(window, Slo(), analysis, at=now)
-
-
-def _spare_is_free(record: TuningRecord, context: Context) -> bool:
-    """Whether a trial that was ended half-way is gone: ending it takes looks, and nobody else looks any more."""
-    halted = [t for t in context.store.trials(record.name) if t.phase is TrialPhase.PENDING and t.attempt > 1]
-    names = [trial.run_id(update(t, attempt=t.attempt - 1)) for t in halted]
-    return all(context.spare.poll(name).phase is ServerPhase.ABSENT for name in names)
 
 
 def _noted(record: TuningRecord, status: TargetStatus) -> TuningRecord:

@@ -110,7 +110,11 @@ def _hold(record: TuningRecord, context: Context) -> Step:
             return Step(say(record, f"Suspended, and production could not be looked at: {error}"), 5.0)
         return Step(record, 2.0)
     _release_spare(record, context)
-    return Step(record, 2.0)
+    try:
+        free = trial.spare_is_free(context.store.trials(record.name), context)
+    except PortError as error:
+        return Step(say(record, f"Suspended, and the spare could not be looked at: {error}"), 5.0)
+    return Step(record, 2.0 if free else 1.0)
 
 
 def _too_late(record: TuningRecord, limit: float, context: Context) -> Step:

@@ -29,8 +29,7 @@ def baselining(record: TuningRecord, context: Context) -> Step:
         return step
     done = mine[-1]
     if done.outcome is TrialOutcome.FAILED or done.objective is None:
-        cause = done.failure.cause if done.failure else "no result"
-        sentence = f"The baseline could not be measured on the spare, so nothing can be compared with it: {cause}"
+        sentence = f"The baseline could not be measured on the spare, so nothing can be compared: {fault_of(done)}"
         return Step(enter(record, Phase.FAILED, sentence, now), None)
     sentence = f"The baseline gives {_value(record, done)} on the spare; searching for better."
     return Step(enter(record, Phase.SEARCHING, sentence, now, search_since=now), 0.0)
@@ -90,6 +89,12 @@ def _choose_finalists(record: TuningRecord, trials: list[TrialRecord], ended: st
     tried = [t for t in trials if t.purpose is TrialPurpose.SEARCH]
     feasible = [t for t in tried if t.outcome is TrialOutcome.COMPLETE and t.objective is not None]
     meets = baseline.outcome is TrialOutcome.COMPLETE
+    if tried and all(t.outcome is TrialOutcome.FAILED for t in tried):
+        sentence = (
+            f"None of {len(tried)} candidates could be measured, by the machine's fault: {fault_of(tried[-1])}. "
+            "Production stays as it is."
+        )
+        return Step(enter(record, Phase.FAILED, sentence, now), None)
     if not feasible and not meets:
         return Step(enter(record, Phase.INFEASIBLE, _nearest(trials, ended), now), None)
     reference = baseline.objective or 0.0
@@ -121,6 +126,11 @@ def _nearest(trials: list[TrialRecord], ended: str) -> str:
         f"No candidate meets the SLO: {ended}. The nearest is trial {nearest.number} "
         f"({nearest.candidate.hash}), which misses its worst bound by {-(nearest.slo_margin or 0.0):.0%}."
     )
+
+
+def fault_of(trial: TrialRecord) -> str:
+    """Why a trial has no result."""
+    return trial.failure.cause if trial.failure else "no result"
 
 
 def _value(record: TuningRecord, done: TrialRecord) -> str:

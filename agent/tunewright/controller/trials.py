@@ -71,6 +71,13 @@ def put_back(trial: TrialRecord, context: Context) -> TrialRecord:
     return update(trial, phase=TrialPhase.PENDING, attempt=trial.attempt + 1, measurement=None, failure=None)
 
 
+def spare_is_free(trials: list[TrialRecord], context: Context) -> bool:
+    """Whether a trial that was put back is gone from the spare: ending it takes looks, which nobody else takes."""
+    halted = [t for t in trials if t.phase is TrialPhase.PENDING and t.attempt > 1]
+    looks = [context.spare.poll(run_id(update(t, attempt=t.attempt - 1))) for t in halted]
+    return all(look.phase is ServerPhase.ABSENT for look in looks)
+
+
 def _launch(trial: TrialRecord, context: Context) -> TrialRecord:
     now = context.clock.now()
     context.spare.sweep(keep=[run_id(trial)])

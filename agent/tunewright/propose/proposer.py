@@ -8,7 +8,7 @@ from itertools import product
 from tunewright.domain.candidate import Candidate, content_hash
 from tunewright.domain.profile import TrafficProfile
 from tunewright.domain.state import TrialOutcome, TrialRecord
-from tunewright.domain.tuning import Search
+from tunewright.domain.tuning import Load, Search
 from tunewright.knobs.catalogue import is_lossy
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.validity import problems
@@ -34,16 +34,21 @@ _UNITS = ({"speculative_method", "num_speculative_tokens"},)
 
 
 class OptunaProposer:
-    """The proposer on an Optuna study. Raises `Refused` at once when the search names what does not exist."""
+    """The proposer on an Optuna study. Raises `Refused` at once when the search names what does not exist.
 
-    def __init__(self, search: Search, facts: ModelFacts) -> None:
+    `load` tells what the trials will send, where the spec says so and not the traffic.
+    """
+
+    def __init__(self, search: Search, facts: ModelFacts, load: Load | None = None) -> None:
         check_search(search)
         self._search, self._facts = search, facts
+        self._load = load or Load()
 
     def propose(
         self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
     ) -> Proposal | None:
         """A candidate that was not tried yet and may run; None when the space is exhausted."""
+        profile = _as_sent(profile, self._load)
         facts = self._facts_with(trials)
         space = build_space(self._search, facts, baseline, trials)
         lessons = Lessons(trials, space.defaults)
@@ -123,6 +128,19 @@ class OptunaProposer:
             return self._facts
         versions = [trial.measurement.vllm_version for trial in trials if trial.measurement is not None]
         return replace(self._facts, vllm_version=versions[-1]) if versions else self._facts
+
+
+def _as_sent(profile: TrafficProfile | None, load: Load) -> TrafficProfile | None:
+    """The traffic as the trials send it: where the spec names streams or lengths, those count and not what was seen."""
+    if profile is None:
+        return None
+    named = {
+        "concurrency_p95": load.concurrency,
+        "prompt_tokens_mean": load.prompt_tokens,
+        "output_tokens_mean": load.output_tokens,
+        "prefix_reuse": load.prefix_reuse,
+    }
+    return profile.model_copy(update={name: float(value) for name, value in named.items() if value is not None})
 
 
 def _neighbours(space: Space, seen: Sequence[Observation], rng: random.Random) -> Iterator[Proposal]:

@@ -68,7 +68,7 @@ def _steps(space: Space, base: Candidate, profile: TrafficProfile | None, facts:
     concurrency = profile.concurrency_p95 if profile is not None else 0.0
     wanted = _at_least(space, "max_num_seqs", 2 * concurrency)
     if wanted is not None and _below(space, base, "max_num_seqs", 2 * concurrency):
-        yield {"max_num_seqs": wanted}, f"room for twice the {concurrency:.0f} requests seen at a time"
+        yield {"max_num_seqs": wanted}, f"room for twice the {concurrency:.0f} requests at a time"
     reuse = profile.prefix_reuse if profile is not None else None
     matters = reuse is None or reuse > _REUSE_THAT_MATTERS
     uncached = _resolved(space, base, "enable_prefix_caching") is not True
