@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tunewright.controller.context import Context
-from tunewright.controller.loop import Stop, run
+from tunewright.controller.loop import run
 from tunewright.controller.trials import put_back, running
 from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION, Phase
 from tunewright.domain.state import TrialPhase, TrialRecord, TuningRecord
@@ -29,7 +29,7 @@ from tunewright.platform.process.loadtest import ProcessLoadTest
 from tunewright.platform.process.separate import shared_gpus
 from tunewright.platform.process.spare import ProcessSpare
 from tunewright.platform.process.target import ProcessTarget
-from tunewright.ports import Clock, LoadPhase, MetricsSource, PortError, Refused, Spare
+from tunewright.ports import Clock, LoadPhase, MetricsSource, PortError, Refused, Spare, Stop
 from tunewright.propose.proposer import OptunaProposer
 from tunewright.store.lock import agent_lock
 from tunewright.store.sqlite import SqliteStore

@@ -276,6 +276,18 @@ class Proposal:
     reason: str
 
 
+class Stop(Protocol):
+    """What a `threading.Event` offers: loops wait on it, so that stopping is noticed at once."""
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it, at most so many seconds."""
+        ...
+
+
 class Proposer(Protocol):
     """Space, history and seed to the next candidate; without state of its own, so it can't disagree with the trials."""
 

@@ -63,7 +63,7 @@ def test_an_inconsistent_histogram_is_refused(fields, reason):
 
 @pytest.mark.parametrize(
     ("version", "source"),
-    [("0.32.0+simulated", Source.SIMULATED), ("0.32.0+cpu", Source.CPU), ("0.26.0", Source.GPU), ("", Source.GPU)],
+    [("0.32.0+simulated", Source.SIMULATED), ("0.32.0+cpu", Source.CPU), ("0.26.0", Source.GPU), ("", Source.UNKNOWN)],
 )
 def test_the_source_is_read_from_the_version(version, source):
     assert Source.of_version(version) is source

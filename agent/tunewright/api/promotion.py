@@ -265,8 +265,9 @@ def _back(record: TuningRecord) -> tuple[str, ...]:
     by_hand = f"POST /api/v1alpha1/tunings/{record.name}/rollback returns every replica to the baseline"
     if record.phase is Phase.AWAITING_APPROVAL or record.phase in TOUCHES_PRODUCTION - {Phase.ROLLING_BACK}:
         return (
-            f"By itself: when the canary fails, is slower than the others by more than "
-            f"{format_share(analysis.tolerance)}, has more than {format_share(analysis.max_error_rate)} of errors, "
+            f"By itself: when the canary fails, is slower than the others beyond the tolerance of "
+            f"{format_share(analysis.tolerance)} (above half of it, it may go back as well), "
+            f"has more than {format_share(analysis.max_error_rate)} of errors, "
             "gets no traffic or no verdict in time; when a replica does not start; when the SLO is missed later.",
             f"By hand: {by_hand}, from the canary on and also after it is promoted.",
         )

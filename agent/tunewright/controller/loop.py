@@ -1,28 +1,15 @@
 """The loop: reconcile, look, wait; until the tuning has ended or somebody says stop."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 from tunewright.controller.context import Context
 from tunewright.controller.reconcile import reconcile
 from tunewright.domain.phases import TERMINAL
 from tunewright.domain.state import TuningRecord
-from tunewright.ports import Conflict, PortError
+from tunewright.ports import Conflict, PortError, Stop
 
 MAX_WAIT = 1.0
 """Seconds between two looks at the store: a person's decision, written by another process, is taken up within it."""
-
-
-class Stop(Protocol):
-    """What a `threading.Event` offers: the loop waits on it, so that stopping is noticed at once."""
-
-    def is_set(self) -> bool:
-        """Whether to stop."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for it, at most so many seconds."""
-        ...
 
 
 Observer = Callable[[float, BaseException | None], None]

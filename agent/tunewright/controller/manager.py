@@ -5,8 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from tunewright.controller.loop import Stop
-from tunewright.ports import Clock, Conflict, PortError, Refused
+from tunewright.ports import Clock, Conflict, PortError, Refused, Stop
 
 _log = logging.getLogger(__name__)
 

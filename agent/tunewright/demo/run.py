@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tunewright.controller.decisions import bound
-from tunewright.controller.loop import Stop
 from tunewright.demo.prometheus import binary, free_port, prometheus
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import TuningRecord
@@ -16,7 +15,7 @@ from tunewright.exits import OF_PHASE, Exit
 from tunewright.local import LocalTuning
 from tunewright.platform.process import children
 from tunewright.platform.process.target import ProcessTarget
-from tunewright.ports import Clock, Refused
+from tunewright.ports import Clock, Refused, Stop
 from tunewright.telemetry.console import Console, LiveStatus
 
 NAME = "demo"

@@ -14,12 +14,15 @@ class Source(StrEnum):
     SIMULATED = "simulated"
     CPU = "CPU"
     GPU = "GPU"
+    UNKNOWN = "unknown"  # the server does not tell its version
 
     @classmethod
     def of_version(cls, version: str) -> "Source":
         """Read it from what a server's `/version` answers: the local part of the version names the build."""
         if "+simulated" in version:
             return cls.SIMULATED
+        if not version:
+            return cls.UNKNOWN
         return cls.CPU if "+cpu" in version else cls.GPU
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from scipy.stats import t as student
 
 from tunewright.domain.measurement import Estimate
-from tunewright.domain.state import ConfirmStatus, Gain
+from tunewright.domain.state import WIDEST_GAIN, ConfirmStatus, Gain
 
 ERROR_RATE = 0.05
 """Chance that an equal candidate is called better over all looks together (the looks share it by Bonferroni)."""
@@ -40,7 +40,8 @@ def settle(
         )
     logs = [math.log(new / old) for old, new in zip(baseline[:rounds], candidate[:rounds], strict=True)]
     estimate = ratio_interval(logs, ERROR_RATE / (max_rounds - min_rounds + 1))
-    interval = f"{estimate.value:+.1%} (from {estimate.low:+.1%} to {estimate.high:+.1%}) over {rounds} fresh starts"
+    bounds = f"from {estimate.low:+.1%} to {estimate.high:+.1%}" if estimate.high <= WIDEST_GAIN else "not bounded yet"
+    interval = f"{estimate.value:+.1%} ({bounds}) over {rounds} fresh starts"
     if rounds < min_rounds:
         status, reason = ConfirmStatus.RUNNING, f"{interval}; {min_rounds} are wanted"
     elif estimate.low > 0 and estimate.value >= min_gain:

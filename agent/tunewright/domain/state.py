@@ -145,6 +145,10 @@ class ConfirmStatus(StrEnum):
     NOT_SETTLED = "notSettled"
 
 
+WIDEST_GAIN = 20.0
+"""An interval of a gain that reaches further than to 20 times the baseline says only that nothing is known yet."""
+
+
 class Gain(Model):
     """The gain over the baseline, as a ratio minus 1, from the confirming runs alone."""
 
@@ -152,6 +156,11 @@ class Gain(Model):
     rounds: int = Field(ge=0, description="Fresh starts of each side that it rests on.")
     status: ConfirmStatus
     reason: str
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the interval says anything: that of two starts may reach to thousands of times the baseline."""
+        return self.rounds >= 2 and self.estimate.high <= WIDEST_GAIN
 
 
 class Finalist(Model):

@@ -13,8 +13,7 @@ from tunewright.kube.client import Json, Kube
 from tunewright.kube.errors import AlreadyExists, KubeConflict, KubeError, NotFound
 from tunewright.kube.resources import LEASES
 from tunewright.kube.times import format_micro_time
-from tunewright.kube.watch import Stop
-from tunewright.ports import Clock
+from tunewright.ports import Clock, Stop
 
 _log = logging.getLogger(__name__)
 

@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from tunewright.kube.client import WATCH_SECONDS, WATCH_SILENCE, Json, Kube
 from tunewright.kube.errors import Gone, KubeError
 from tunewright.kube.resources import Resource
+from tunewright.ports import Stop
 
 MAX_BACKOFF = 30.0
 """Seconds between two tries while the API server does not answer."""
@@ -15,18 +15,6 @@ Key = tuple[str, str]
 """Namespace and name."""
 
 _log = logging.getLogger(__name__)
-
-
-class Stop(Protocol):
-    """What a `threading.Event` offers."""
-
-    def is_set(self) -> bool:
-        """Whether to stop."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for it, at most so many seconds."""
-        ...
 
 
 class Watcher:

@@ -226,7 +226,9 @@ def _against(record: TuningRecord, trials: Sequence[TrialRecord], trial: TrialRe
 
 def gain_text(gain: Gain) -> str:
     """A gain with its interval and what it rests on."""
-    interval = f"from {percent(gain.estimate.low)} to {percent(gain.estimate.high)}"
+    interval = (
+        f"from {percent(gain.estimate.low)} to {percent(gain.estimate.high)}" if gain.bounded else "not bounded yet"
+    )
     return f"{percent(gain.estimate.value)} ({interval}, {gain.rounds} fresh starts of each side)"
 
 

@@ -42,8 +42,6 @@ _STATUS = {
     ConfirmStatus.NOT_SETTLED: "not settled",
     ConfirmStatus.RUNNING: "still being confirmed",
 }
-_PLAUSIBLE = 20.0
-"""A gain interval that reaches further than 20 times the baseline says only that nothing is known yet."""
 
 
 def compared(record: TuningRecord, trials: Sequence[TrialRecord]) -> tuple[str, Candidate] | None:
@@ -70,7 +68,7 @@ def answer(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     parts.append(_tiles(record, trials))
     lead = leading_finalist(record)
     if lead is not None and lead.gain is not None:
-        if max(abs(lead.gain.estimate.low), abs(lead.gain.estimate.high)) <= _PLAUSIBLE:
+        if lead.gain.bounded:
             parts.append(interval_chart(lead.gain.estimate, record.tuning.spec.confirm.min_gain))
         if _by_slo(lead.gain):
             parts.append(el("p", f"Better, though the size of the gain is not settled: it {lead.gain.reason}."))
@@ -131,9 +129,10 @@ def _tiles(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
             tile(name.capitalize(), objective_text(objective, sum(values) / count), f"{source}, {rests}")
     lead = leading_finalist(record)
     if lead is not None and lead.gain is not None:
-        interval = f"{percent(lead.gain.estimate.low)} to {percent(lead.gain.estimate.high)}"
+        estimate = lead.gain.estimate
+        interval = f"{percent(estimate.low)} to {percent(estimate.high)}" if lead.gain.bounded else "not bounded yet"
         status = "settled by the SLO" if _by_slo(lead.gain) else _STATUS[lead.gain.status]
-        tile("Gain, confirmed", percent(lead.gain.estimate.value), f"{interval}, {status}")
+        tile("Gain, confirmed", percent(estimate.value), f"{interval}, {status}")
     done = [trial for trial in trials if trial.phase is TrialPhase.DONE]
     if done:
         held = sum(trial.gpu_seconds for trial in done)
