@@ -1,17 +1,26 @@
 """A namespace of its own for each test, in the cluster of `$KUBECONFIG`, with the CRDs as they are generated."""
 
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import yaml
+from cluster_production import GPU, IMAGE
+from cluster_story import NAMESPACE, kubectl, prometheus_process, relative
 
 from cluster import wait_for
 from tunewright.kube import crds
-from tunewright.kube.client import Json, Kube
-from tunewright.kube.resources import CRDS, NAMESPACES, SERVICE_ACCOUNTS
+from tunewright.kube.client import Json, Kube, PatchType
+from tunewright.kube.errors import NotFound
+from tunewright.kube.resources import CRDS, NAMESPACES, NODES, SERVICE_ACCOUNTS
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
 
 # The store's contract stands beside the other adapters' tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
@@ -73,3 +82,57 @@ def token(admin: Kube, namespace: str) -> Callable[..., str]:
         return str(made["status"]["token"])
 
     return make
+
+
+@pytest.fixture(scope="session")
+def gpus(admin: Kube) -> None:
+    """Three GPUs that are none: two for production, one to spare."""
+    node = admin.list(NODES).items[0]["metadata"]["name"]
+    patch = {"status": {"capacity": {GPU: "3"}, "allocatable": {GPU: "3"}}}
+    admin.patch(NODES, node, patch, type=PatchType.MERGE, subresource="status")
+
+
+@pytest.fixture(scope="session")
+def installed(admin: Kube, gpus: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    """The controller as its manifests install it, in a namespace and with an image of the tests'."""
+    folder = tmp_path_factory.mktemp("overlay")
+    name, _, tag = IMAGE.rpartition(":")
+    overlay = {
+        "namespace": NAMESPACE,
+        "resources": [relative(DEPLOY / "base", folder), relative(DEPLOY / "capacity", folder)],
+        "images": [{"name": "tunewright", "newName": name, "newTag": tag}],
+        "patchesStrategicMerge": ["image.yaml"],
+    }
+    env = [{"name": "TUNEWRIGHT_IMAGE", "value": IMAGE}]
+    spec = {"template": {"spec": {"containers": [{"name": "tunewright", "env": env}]}}}
+    metadata = {"name": "tunewright", "namespace": "tunewright"}
+    (folder / "image.yaml").write_text(
+        yaml.safe_dump({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
+    )
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    kubectl("apply", "-k", str(folder))
+    kubectl("-n", NAMESPACE, "rollout", "status", "deployment/tunewright", "--timeout=120s", timeout=150)
+    yield admin
+    print(kubectl("-n", NAMESPACE, "logs", "deployment/tunewright", "--tail=200"))
+    kubectl("delete", "-k", str(folder), "--wait=false")
+    with suppress(NotFound):
+        admin.delete(NAMESPACES, NAMESPACE)
+
+
+@pytest.fixture(scope="session")
+def prometheus_server(
+    kubeconfig: Path, installed: Kube, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A real one that discovers the pods by the API: its process, and its URL as pods reach it."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("there is no prometheus on the PATH")
+    process, url = prometheus_process(tmp_path_factory.mktemp("prometheus"), kubeconfig)
+    yield process, url
+    process.terminate()
+    process.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def prometheus(prometheus_server: tuple[subprocess.Popen[bytes], str]) -> str:
+    """Its URL as pods reach it."""
+    return prometheus_server[1]

@@ -20,7 +20,7 @@ STOP_GRACE = 15.0
 SILENCE = 60.0
 """Seconds that a server that was ready may leave /health unanswered before it counts as hung."""
 
-ENDING = 0.5
+ENDING = 5.0
 """Seconds that a server which has closed its port gets to end: a killed one with much memory is not gone at once."""
 
 _LOG_KEPT = 128 * 1024 * 1024

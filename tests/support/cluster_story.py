@@ -1,0 +1,228 @@
+"""A whole tuning in a cluster, as a user drives it: production, the Tuning, following it, deciding, what is left."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import yaml
+from cluster_production import container
+
+from cluster import wait_for
+from tunewright.demo.prometheus import free_port
+from tunewright.kube.client import Json, Kube
+from tunewright.kube.errors import NotFound
+from tunewright.kube.resources import DEPLOYMENTS, PODS, SERVICE_ACCOUNTS, SERVICES, TRIALS, TUNINGS, Resource
+
+NAMESPACE = "tunewright-e2e"
+ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+BAD = ["simulate", "serve", "demo-model", "--port", "8000", "--sim-speed", "50", "--max-num-seqs", "4"]
+BAD += ["--no-enable-prefix-caching"]
+ENDED_BADLY = ("Failed", "NoImprovement", "Infeasible", "Rejected", "RolledBack")
+
+
+def kubectl(*arguments: str, timeout: float = 120.0, stdin: Json | None = None) -> str:
+    """What a person types."""
+    told = json.dumps(stdin) if stdin is not None else None
+    done = subprocess.run(
+        ["kubectl", *arguments], input=told, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+    return done.stdout
+
+
+def prometheus_process(folder: Path, kubeconfig: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A real Prometheus that discovers the namespace's pods by the API; its URL as pods reach it."""
+    port, server = free_port(), yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
+    address = urlsplit(server).hostname
+    discovery = {"role": "pod", "kubeconfig_file": str(kubeconfig), "namespaces": {"names": [NAMESPACE]}}
+    relabel = [
+        {"source_labels": ["__meta_kubernetes_pod_container_port_number"], "regex": "8000", "action": "keep"},
+        {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
+        {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
+    ]
+    config = {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "scrape_configs": [{"job_name": "pods", "kubernetes_sd_configs": [discovery], "relabel_configs": relabel}],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    argv = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*argv, f"--web.listen-address={address}:{port}"], stdout=log, stderr=log)
+    url = f"http://{address}:{port}"
+    wait_for(lambda: _answers(f"{url}/-/ready"), "prometheus is ready")
+    return process, url
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def production(kube: Kube, name: str, server: Json, *, strategy: Json | None = None, pod: Json | None = None) -> str:
+    """Two servers behind a Service, applied by kubectl; the address that clients use, once both serve."""
+    labels = {"app": name}
+    spec = {"terminationGracePeriodSeconds": 60, "containers": [server], **(pod or {})}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": {**labels, "tier": "serving"}},
+            "template": {"metadata": {"labels": {**labels, "tier": "serving"}}, "spec": spec},
+            **({"strategy": strategy} if strategy else {}),
+        },
+    }
+    kubectl("apply", "-f", "-", stdin=deployment)
+    service = {"metadata": {"name": name}, "spec": {"selector": labels, "ports": [{"port": 80, "targetPort": 8000}]}}
+    made = kube.create(SERVICES, service, NAMESPACE)
+    wait_for(lambda: ready(kube, name) == 2, f"{name} serves")
+    return f"http://{made['spec']['clusterIP']}"
+
+
+def ready(kube: Kube, name: str) -> int:
+    """Replicas that are ready, as the Deployment's status counts them."""
+    return int((kube.get(DEPLOYMENTS, name, NAMESPACE).get("status") or {}).get("readyReplicas") or 0)
+
+
+def vllm(args: list[str] | None = None, **more: object) -> Json:
+    """A badly configured server."""
+    return container(args if args is not None else BAD, **more)
+
+
+def tuning(name: str, prometheus: str, *, target: str = "", mode: str = "approve", trials: int = 3) -> Json:
+    """Short times, since simulated servers have little to warm up; takeOver, since kubectl owns the arguments."""
+    return {
+        "apiVersion": "tunewright.dev/v1alpha1",
+        "kind": "Tuning",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "target": {"deployment": target or name, "startTimeout": "2m", "drainTimeout": "30s"},
+            "spare": {"startTimeout": "2m"},
+            "metrics": {"prometheus": prometheus, "window": "20s", "interval": "1s", "minRequests": 40},
+            "objective": {"maximize": "outputTokensPerSecond"},
+            "slo": {"ttftP95": "2s", "errorRate": "1%"},
+            "load": {
+                "mode": "closedLoop",
+                "concurrency": 16,
+                "promptTokens": 200,
+                "outputTokens": 60,
+                "duration": "5s",
+                "maxWarmup": "5s",
+            },
+            "search": {"include": ["max_num_seqs", "enable_prefix_caching"]},
+            "budget": {"trials": trials},
+            "confirm": {"finalists": 1, "minRounds": 2, "maxRounds": 4, "minGain": "10%"},
+            "promotion": {
+                "mode": mode,
+                "takeOver": True,
+                "canary": {"share": "34%", "warmup": "5s", "trafficTimeout": "2m"},
+                "analysis": {
+                    "interval": "5s",
+                    "minDuration": "15s",
+                    "maxDuration": "3m",
+                    "minRequests": 20,
+                    "tolerance": "50%",
+                },
+                "watch": "15s",
+            },
+        },
+    }
+
+
+def status(kube: Kube, name: str) -> Json:
+    """The Tuning's status; empty once it is gone."""
+    try:
+        found: Json = kube.get(TUNINGS, name, NAMESPACE).get("status") or {}
+    except NotFound:
+        return {}
+    return found
+
+
+def phase(kube: Kube, name: str) -> str:
+    """Its phase."""
+    return str(status(kube, name).get("phase"))
+
+
+def follow(kube: Kube, name: str, until: Callable[[Json], object], seconds: float) -> Json:
+    """Wait, printing each new sentence, so that a failure shows the story."""
+    deadline, told = time.monotonic() + seconds, ""
+    while True:
+        now = status(kube, name)
+        line = f"{now.get('phase')}: {now.get('sentence')}"
+        if line != told:
+            told = line
+            print(f"{time.strftime('%H:%M:%S')} {name}: {line}")
+        if until(now):
+            return now
+        assert now.get("phase") not in ENDED_BADLY, line
+        assert time.monotonic() < deadline, line
+        time.sleep(0.5)
+
+
+def in_phase(*phases: str) -> Callable[[Json], object]:
+    """For `follow`."""
+    return lambda now: now.get("phase") in phases
+
+
+def token(kube: Kube, who: str, role: str | None) -> str:
+    """As `kubectl create token WHO --audience tunewright` gives it, after a RoleBinding to one of the shipped roles."""
+    kube.create(SERVICE_ACCOUNTS, {"metadata": {"name": who}}, NAMESPACE)
+    if role is not None:
+        binding = {
+            "metadata": {"name": who},
+            "roleRef": {"apiGroup": ROLE_BINDINGS.group, "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": who, "namespace": NAMESPACE}],
+        }
+        kube.create(ROLE_BINDINGS, binding, NAMESPACE)
+    asked = {"spec": {"audiences": ["tunewright"]}}
+    made = kube.create(SERVICE_ACCOUNTS, asked, NAMESPACE, name=who, subresource="token")
+    return str(made["status"]["token"])
+
+
+def rest(kube: Kube, name: str, bearer: str) -> httpx.Client:
+    """The REST API of the controller, through its Service."""
+    service = kube.get(SERVICES, "tunewright", NAMESPACE)["spec"]["clusterIP"]
+    return httpx.Client(
+        base_url=f"http://{service}/api/v1alpha1/tunings/{name}",
+        headers={"Host": f"tunewright.{NAMESPACE}", "Authorization": f"Bearer {bearer}"},
+        timeout=20,
+        trust_env=False,
+    )
+
+
+def arguments(kube: Kube, name: str) -> list[str]:
+    """What production is told to run."""
+    server = kube.get(DEPLOYMENTS, name, NAMESPACE)["spec"]["template"]["spec"]["containers"][0]
+    return [*(server.get("command") or []), *(server.get("args") or [])]
+
+
+def made_for(kube: Kube, name: str) -> list[str]:
+    """What is there of ours beside the Tuning itself: pods, canaries, trials."""
+    labels = f"tunewright.dev/tuning={name}"
+    pods = [p["metadata"]["name"] for p in kube.list(PODS, NAMESPACE, labels=labels).items]
+    deployments = [d["metadata"]["name"] for d in kube.list(DEPLOYMENTS, NAMESPACE, labels=labels).items]
+    return [*pods, *deployments]
+
+
+def trials_of(kube: Kube, name: str) -> list[Json]:
+    """Its Trial objects."""
+    return list(kube.list(TRIALS, NAMESPACE, labels=f"tunewright.dev/tuning={name}").items)
+
+
+def controller_pods(kube: Kube) -> list[str]:
+    """The controller's own pods that are not ending."""
+    found = kube.list(PODS, NAMESPACE, labels="app.kubernetes.io/name=tunewright").items
+    return [p["metadata"]["name"] for p in found if not p["metadata"].get("deletionTimestamp")]
+
+
+def relative(path: Path, folder: Path) -> str:
+    """kustomize wants resources by relative paths."""
+    return os.path.relpath(path, folder.resolve())
