@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 import yaml
 from cluster_production import GPU, IMAGE
-from cluster_story import NAMESPACE, kubectl, prometheus_process, relative
+from cluster_story import NAMESPACE, kubectl, prometheus_of_pods, relative
 
 from cluster import wait_for
 from tunewright.kube import crds
@@ -95,6 +96,9 @@ def gpus(admin: Kube) -> None:
 @pytest.fixture(scope="session")
 def installed(admin: Kube, gpus: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
     """The controller as its manifests install it, in a namespace and with an image of the tests'."""
+    with suppress(NotFound):  # of a run that was interrupted
+        admin.delete(NAMESPACES, NAMESPACE)
+    wait_for(lambda: NAMESPACE not in _names(admin), "the namespace of an earlier run is gone", 180)
     folder = tmp_path_factory.mktemp("overlay")
     name, _, tag = IMAGE.rpartition(":")
     overlay = {
@@ -119,17 +123,20 @@ def installed(admin: Kube, gpus: None, tmp_path_factory: pytest.TempPathFactory)
         admin.delete(NAMESPACES, NAMESPACE)
 
 
+def _names(admin: Kube) -> set[str]:
+    return {each["metadata"]["name"] for each in admin.list(NAMESPACES).items}
+
+
 @pytest.fixture(scope="session")
 def prometheus_server(
     kubeconfig: Path, installed: Kube, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A real one that discovers the pods by the API: its process, and its URL as pods reach it."""
+    """A real one: its process, and its URL as pods reach it. It listens where the API server does."""
     if shutil.which("prometheus") is None:
         pytest.skip("there is no prometheus on the PATH")
-    process, url = prometheus_process(tmp_path_factory.mktemp("prometheus"), kubeconfig)
-    yield process, url
-    process.terminate()
-    process.wait(timeout=30)
+    address = urlsplit(yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]).hostname
+    with prometheus_of_pods(tmp_path_factory.mktemp("prometheus"), installed, address) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

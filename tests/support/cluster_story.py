@@ -3,10 +3,11 @@
 import json
 import os
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import yaml
@@ -15,8 +16,9 @@ from cluster_production import container
 from cluster import wait_for
 from tunewright.demo.prometheus import free_port
 from tunewright.kube.client import Json, Kube
-from tunewright.kube.errors import NotFound
+from tunewright.kube.errors import KubeError, NotFound
 from tunewright.kube.resources import DEPLOYMENTS, PODS, SERVICE_ACCOUNTS, SERVICES, TRIALS, TUNINGS, Resource
+from tunewright.loadtest.files import write_atomic
 
 NAMESPACE = "tunewright-e2e"
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
@@ -35,27 +37,50 @@ def kubectl(*arguments: str, timeout: float = 120.0, stdin: Json | None = None) 
     return done.stdout
 
 
-def prometheus_process(folder: Path, kubeconfig: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """A real Prometheus that discovers the namespace's pods by the API; its URL as pods reach it."""
-    port, server = free_port(), yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
-    address = urlsplit(server).hostname
-    discovery = {"role": "pod", "kubeconfig_file": str(kubeconfig), "namespaces": {"names": [NAMESPACE]}}
-    relabel = [
-        {"source_labels": ["__meta_kubernetes_pod_container_port_number"], "regex": "8000", "action": "keep"},
-        {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
-        {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
-    ]
+@contextmanager
+def prometheus_of_pods(folder: Path, kube: Kube, address: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A real Prometheus with the namespace's pods as targets: its process, and its URL as pods reach it.
+
+    Debian's build has no `kubernetes_sd_configs`: a thread lists the pods by the API in its place, and writes the same
+    labels into a file that Prometheus watches.
+    """
+    port, targets, stop = free_port(), folder / "pods.json", threading.Event()
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
-        "scrape_configs": [{"job_name": "pods", "kubernetes_sd_configs": [discovery], "relabel_configs": relabel}],
+        "scrape_configs": [{"job_name": "pods", "file_sd_configs": [{"files": [str(targets)]}]}],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     argv = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    discovery = threading.Thread(target=_discover, args=(kube, targets, stop))
+    discovery.start()
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([*argv, f"--web.listen-address={address}:{port}"], stdout=log, stderr=log)
-    url = f"http://{address}:{port}"
-    wait_for(lambda: _answers(f"{url}/-/ready"), "prometheus is ready")
-    return process, url
+    try:
+        url = f"http://{address}:{port}"
+        wait_for(lambda: _answers(f"{url}/-/ready"), "prometheus is ready")
+        yield process, url
+    finally:
+        stop.set()
+        process.terminate()
+        process.wait(timeout=30)
+        discovery.join(timeout=30)
+
+
+def _discover(kube: Kube, targets: Path, stop: threading.Event) -> None:
+    while not stop.wait(1.0):
+        with suppress(KubeError):
+            found = [_target(pod) for pod in kube.list(PODS, NAMESPACE).items if _serves(pod)]
+            write_atomic(targets, json.dumps(found).encode())
+
+
+def _serves(pod: Json) -> bool:
+    ports = [port["containerPort"] for c in pod["spec"]["containers"] for port in c.get("ports") or []]
+    return 8000 in ports and bool(pod["status"].get("podIP")) and pod["status"].get("phase") == "Running"
+
+
+def _target(pod: Json) -> Json:
+    labels = {"namespace": NAMESPACE, "pod": pod["metadata"]["name"]}
+    return {"targets": [f"{pod['status']['podIP']}:8000"], "labels": labels}
 
 
 def _answers(url: str) -> bool:

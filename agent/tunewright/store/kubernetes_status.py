@@ -190,6 +190,8 @@ def _target(tuning: Tuning) -> str:
     target = tuning.spec.target
     if target.model:
         return target.model
+    if target.deployment:
+        return target.deployment
     if target.urls:
         return redact(target.urls[0])
     after = [word for before, word in zip(target.command, target.command[1:], strict=False) if before == "serve"]
