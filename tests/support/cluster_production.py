@@ -87,14 +87,16 @@ class Traffic:
 
     def _ask(self) -> None:
         body = {"model": "demo-model", "prompt": "Hello", "max_tokens": 3}
-        while not self._stop.wait(0.05):
-            try:
-                answer = httpx.post(f"{self._url}/v1/completions", json=body, timeout=30, trust_env=False)
-                if answer.status_code != 200 or not answer.json()["choices"]:
-                    self.failures.append(f"{answer.status_code} {answer.text[:200]}")
-                self.answered["all"] += 1
-            except (httpx.HTTPError, ValueError) as error:
-                self.failures.append(repr(error))
+        one_each = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(limits=one_each, timeout=30, trust_env=False) as client:
+            while not self._stop.wait(0.1):
+                try:
+                    answer = client.post(f"{self._url}/v1/completions", json=body)
+                    if answer.status_code != 200 or not answer.json()["choices"]:
+                        self.failures.append(f"{answer.status_code} {answer.text[:200]}")
+                    self.answered["all"] += 1
+                except (httpx.HTTPError, ValueError) as error:
+                    self.failures.append(repr(error))
 
     @contextmanager
     def running(self) -> Iterator["Traffic"]:

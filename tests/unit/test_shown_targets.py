@@ -21,7 +21,7 @@ from tunewright.telemetry.samples import tuning_samples
 TARGETS: Mapping[str, Mapping[str, object]] = {
     "command": {"command": ["vllm", "serve", "small", "--port", "{port}"], "replicas": 2},
     "python": {"command": ["python3", "-m", "vllm.entrypoints.openai.api_server", "--port", "{port}"]},
-    "urls": {"urls": ["http://gpu-1:8000"], "command": ["vllm", "serve", "small", "--port", "{port}"]},
+    "urls": {"urls": ["http://gpu-1:8000"]},
     "deployment": {"deployment": "llm"},
     "container": {"deployment": "llm", "container": "vllm", "model": "small"},
 }
@@ -41,6 +41,9 @@ def story(target: Mapping[str, object]) -> list[tuple[TuningRecord, list[TrialRe
         world.run(until=look, limit=3000)
     document = tuning().model_dump(mode="json", by_alias=True, exclude_unset=True)
     document["spec"]["target"] = dict(target)
+    if "urls" in target:
+        document["spec"]["promotion"] = {"mode": "recommend"}
+        document["spec"]["spare"] = {"command": ["vllm", "serve", "small", "--port", "{port}"]}
     shown = Tuning.model_validate(document)
     return [(record.model_copy(update={"tuning": shown}), trials) for record, trials in seen]
 
