@@ -53,6 +53,7 @@ class ClusterSettings:
     image: str
     identity: str = ""
     image_pull_policy: str = "IfNotPresent"
+    load_cpu: str = "1"
 
 
 class Cluster:
@@ -227,7 +228,7 @@ class Cluster:
             cache_path=spec.spare.cache_path,
         )
         prober = Prober(spec.target.model, spec.target.api_key_file)
-        settings = LoadPodSettings(self.settings.image, self.settings.image_pull_policy)
+        settings = LoadPodSettings(self.settings.image, self.settings.image_pull_policy, cpu=self.settings.load_cpu)
         target = DeploymentTarget(
             self.kube,
             owner,

@@ -107,7 +107,8 @@ def installed(admin: Kube, gpus: None, tmp_path_factory: pytest.TempPathFactory)
         "images": [{"name": "tunewright", "newName": name, "newTag": tag}],
         "patchesStrategicMerge": ["image.yaml"],
     }
-    env = [{"name": "TUNEWRIGHT_IMAGE", "value": IMAGE}]
+    # Three tunings at once on two cores: a whole one for each load test would make them wait for each other.
+    env = [{"name": "TUNEWRIGHT_IMAGE", "value": IMAGE}, {"name": "TUNEWRIGHT_LOAD_CPU", "value": "200m"}]
     spec = {"template": {"spec": {"containers": [{"name": "tunewright", "env": env}]}}}
     metadata = {"name": "tunewright", "namespace": "tunewright"}
     (folder / "image.yaml").write_text(

@@ -35,7 +35,7 @@ from tunewright.kube.resources import DEPLOYMENTS, EVENTS, Resource
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 HPAS = Resource("autoscaling", "v1", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
-LIMITS = {"limits": {"nvidia.com/gpu": "1"}}
+LIMITS = {"limits": {"nvidia.com/gpu": "1"}, "requests": {"cpu": "100m"}}
 
 
 def test_three_targets_as_found_in_the_wild_are_promoted_with_no_failed_request(

@@ -31,6 +31,13 @@ def serve(
         typer.Option(help="A further name that a Host header may carry, as that of an Ingress. May be repeated."),
     ] = None,
     image_pull_policy: Annotated[str, typer.Option(help="For the load-test pods.")] = "IfNotPresent",
+    load_cpu: Annotated[
+        str,
+        typer.Option(
+            envvar="TUNEWRIGHT_LOAD_CPU",
+            help="CPU that a load-test pod asks for: with too little its measurements are void.",
+        ),
+    ] = "1",
 ) -> None:
     """Run the controller of one namespace: the loop, the REST API and /metrics, behind a lease.
 
@@ -48,7 +55,9 @@ def serve(
     host, port = _address("--listen", listen)
     stop = stop_on_signals()
     with told(), ExitStack() as exits:
-        cluster = Cluster(ClusterSettings(namespace, image, image_pull_policy=image_pull_policy), SystemClock())
+        cluster = Cluster(
+            ClusterSettings(namespace, image, image_pull_policy=image_pull_policy, load_cpu=load_cpu), SystemClock()
+        )
 
         def report(name: str) -> str | None:
             record = cluster.api_store.load(name)
