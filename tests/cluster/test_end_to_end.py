@@ -1,13 +1,18 @@
-"""As a user would: the manifests applied, Tunings applied, approved over REST, and promoted under traffic.
+"""As users would, eight tunings at once: the manifests applied, Tunings applied, approved over REST, and promoted.
 
-The controller runs in its own pod from the image; Prometheus is real and finds the pods by the Kubernetes API.
+The controller runs in its own pod from the image; Prometheus is real. Clients ask all the time. While the tunings run,
+controllers are killed, others are deleted half-way, and at the end the API server and Prometheus fall silent.
 """
 
 import json
+import os
+import signal
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import httpx
 import pytest
@@ -16,63 +21,96 @@ from cluster_story import (
     BAD,
     NAMESPACE,
     arguments,
+    controller_pods,
     follow,
     in_phase,
     kubectl,
     made_for,
-    phase,
     production,
     ready,
     rest,
     token,
+    trials_of,
     tuning,
     vllm,
 )
 
+from cluster import wait_for
 from tunewright.kube.client import Json, Kube, PatchType
-from tunewright.kube.resources import DEPLOYMENTS, EVENTS, Resource
+from tunewright.kube.resources import DEPLOYMENTS, EVENTS, LEASES, Resource
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 HPAS = Resource("autoscaling", "v1", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
-LIMITS = {"limits": {"nvidia.com/gpu": "1"}, "requests": {"cpu": "100m"}}
+GPU_EACH = {"limits": {"nvidia.com/gpu": "1"}, "requests": {"cpu": "50m"}}
+IN_PLACE = {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+DELETED_IN = ("Profiling", "Searching", "Canary", "Rolling")
+LONG = 1200.0
+"""Seconds that one phase may take here: eight tunings share two cores."""
+MINUTE = 60.0
 
 
-def test_three_targets_as_found_in_the_wild_are_promoted_with_no_failed_request(
-    installed: Kube, prometheus: str
+def test_eight_tunings_at_once_end_as_they_should_with_no_failed_request(
+    installed: Kube, prometheus_server: tuple[subprocess.Popen[bytes], str]
 ) -> None:
-    """Arguments applied by kubectl, on GPUs of which one is free; `sh -c`; another field manager and an autoscaler."""
-    kube = installed
-    in_place = {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    """Three targets as found in the wild, four deleted half-way, one around which everything fails once."""
+    kube, (server, prometheus) = installed, prometheus_server
     script = "exec tunewright " + " ".join(BAD)
+    shell = {**vllm([]), "command": ["sh", "-c", script]}
+    deleted = {f"gone-{phase.lower()}": phase for phase in DELETED_IN}
     urls = {
-        "chat": production(kube, "chat", vllm(resources=LIMITS), strategy=in_place),
-        "shell": production(kube, "shell", {**vllm([]), "command": ["sh", "-c", script], "args": []}),
+        "chat": production(kube, "chat", vllm(resources=GPU_EACH), strategy=IN_PLACE),
+        "shell": production(kube, "shell", shell),
         "scaled": production(kube, "scaled", vllm()),
+        "faults": production(kube, "faults", vllm()),
+        **{name: production(kube, name, vllm()) for name in deleted},
     }
     second_manager(kube, "scaled")
-    with ExitStack() as stack, ThreadPoolExecutor(3) as people:
-        traffic = {name: stack.enter_context(Traffic(url).running()) for name, url in urls.items()}
-        stories: dict[str, Callable[[], None]] = {
-            "chat": lambda: approved_over_rest(kube, prometheus),
-            "shell": lambda: by_itself(kube, "shell", prometheus),
-            "scaled": lambda: scaled_meanwhile(kube, prometheus),
-        }
-        for told in [people.submit(story) for story in stories.values()]:
-            told.result()
+    before = {name: kube.get(DEPLOYMENTS, name, NAMESPACE)["spec"] for name in deleted}
+    with ExitStack() as stack:
+        traffic = {name: stack.enter_context(Traffic(url, clients=1).running()) for name, url in urls.items()}
+        all_of_them(
+            partial(approved_over_rest, kube, prometheus),
+            partial(by_itself, kube, prometheus),
+            partial(scaled_meanwhile, kube, prometheus),
+            partial(killed_before_the_canary, kube, prometheus),
+            *(partial(deleted_half_way, kube, prometheus, name, phase) for name, phase in deleted.items()),
+        )
+        failures = {name: clients.failures for name, clients in traffic.items() if clients.failures}
+        assert failures == {}
+        outages_while_it_rolls(kube, server)
     for name, clients in traffic.items():
-        assert clients.failures == [], name
         assert clients.answered["all"] > 200, name
+    for name, serving in {"chat": 2, "shell": 2, "scaled": 3, "faults": 2}.items():
         assert "--max-num-seqs 4" not in " ".join(arguments(kube, name)), "it still runs the bad configuration"
         assert made_for(kube, name) == []
-    assert [ready(kube, name) for name in urls] == [2, 2, 3]
+        assert ready(kube, name) == serving
+        done = [trial["spec"] for trial in trials_of(kube, name)]
+        assert len({(t["purpose"], t["round"], str(t["candidate"])) for t in done}) == len(done), "one ran twice"
     assert arguments(kube, "shell")[:2] == ["sh", "-c"]
+    for name, spec in before.items():
+        after = kube.get(DEPLOYMENTS, name, NAMESPACE)["spec"]
+        for field in ("paused", "strategy", "minReadySeconds", "replicas"):
+            assert after.get(field) == spec.get(field), (name, field)
+        assert after["template"]["spec"] == spec["template"]["spec"], name
+
+
+def all_of_them(*stories: Callable[[], None]) -> None:
+    """At the same time, each to its end; then every failure at once."""
+    with ThreadPoolExecutor(len(stories)) as people:
+        told = [people.submit(story) for story in stories]
+    failed = [error for each in told if (error := each.exception()) is not None]
+    if failed:
+        raise BaseExceptionGroup("stories that failed", failed)
+
+
+# --- three targets as found in the wild ---
 
 
 def approved_over_rest(kube: Kube, prometheus: str) -> None:
-    """Applied, looked at, approved with a ServiceAccount's token, waited for."""
+    """Arguments applied by kubectl, on GPUs of which one is free: looked at, approved with a ServiceAccount's token."""
     kubectl("apply", "-f", "-", stdin=tuning("chat", prometheus))
-    follow(kube, "chat", in_phase("AwaitingApproval"), 600.0)
+    follow(kube, "chat", in_phase("AwaitingApproval"), LONG)
     with pytest.raises(subprocess.TimeoutExpired):  # nothing moves without an approval
         subprocess.run(
             ["kubectl", "-n", NAMESPACE, "wait", "--for=condition=Promoted", "tuning/chat"], timeout=3, check=True
@@ -87,8 +125,8 @@ def approved_over_rest(kube: Kube, prometheus: str) -> None:
         stale = ana.post("/approve", json={**bind, "candidate": "0000000000", "reason": "not what I looked at"})
         assert stale.status_code == 409
         assert "0000000000" in stale.text
-        approved(ana, bind)
-        follow(kube, "chat", in_phase("Promoted"), 600.0)
+        approve(ana)
+        follow(kube, "chat", in_phase("Promoted"), LONG)
         decided = ana.get("/decisions").raise_for_status().json()
     assert f"system:serviceaccount:{NAMESPACE}:ana" in json.dumps(decided)
     kubectl("-n", NAMESPACE, "wait", "--for=condition=Promoted", "tuning/chat", "--timeout=10s")
@@ -97,48 +135,130 @@ def approved_over_rest(kube: Kube, prometheus: str) -> None:
     assert "Promoted" in kubectl("-n", NAMESPACE, "get", "tune", "chat")
 
 
-def approved(api: httpx.Client, bind: Json) -> None:
-    """With what was looked at."""
+def approve(api: httpx.Client) -> None:
+    """What is looked at."""
+    bind = api.get("/promotion").raise_for_status().json()["bind"]
     api.post("/approve", json={**bind, "reason": "looks good"}).raise_for_status()
 
 
-def by_itself(kube: Kube, name: str, prometheus: str) -> None:
-    """Mode auto, from applied to promoted."""
-    kubectl("apply", "-f", "-", stdin=tuning(name, prometheus, mode="auto"))
-    follow(kube, name, in_phase("Promoted"), 900.0)
+def by_itself(kube: Kube, prometheus: str) -> None:
+    """`sh -c` of one command, mode auto."""
+    kubectl("apply", "-f", "-", stdin=tuning("shell", prometheus, mode="auto"))
+    follow(kube, "shell", in_phase("Promoted"), LONG)
 
 
 def scaled_meanwhile(kube: Kube, prometheus: str) -> None:
-    """The autoscaler adds a replica while the canary is judged."""
+    """Another field manager owns the arguments as well; the autoscaler adds a replica while the canary is judged."""
     kubectl("apply", "-f", "-", stdin=tuning("scaled", prometheus, mode="auto"))
-    follow(kube, "scaled", in_phase("Canary"), 900.0)
-    scale = {"spec": {"replicas": 3}}
-    kube.patch(DEPLOYMENTS, "scaled", scale, NAMESPACE, type=PatchType.MERGE, subresource="scale")
-    follow(kube, "scaled", in_phase("Promoted"), 900.0)
-    assert phase(kube, "scaled") == "Promoted"
+    follow(kube, "scaled", in_phase("Canary"), LONG)
+    more = {"spec": {"replicas": 3}}
+    kube.patch(DEPLOYMENTS, "scaled", more, NAMESPACE, type=PatchType.MERGE, subresource="scale")
+    follow(kube, "scaled", in_phase("Promoted"), LONG)
 
 
 def second_manager(kube: Kube, name: str) -> None:
-    """A GitOps-like manager owns the arguments as well, and an autoscaler the replicas."""
+    """A deployment tool owns the arguments as well, and an autoscaler the replicas."""
     server = kube.get(DEPLOYMENTS, name, NAMESPACE)["spec"]["template"]["spec"]["containers"][0]
     leaves = {"name": server["name"], "image": server["image"], "args": server["args"]}
-    body = {
-        "metadata": {"name": name},
-        "spec": {
-            "selector": {"matchLabels": {"app": name, "tier": "serving"}},
-            "template": {
-                "metadata": {"labels": {"app": name, "tier": "serving"}},
-                "spec": {"containers": [leaves]},
-            },
-        },
-    }
+    labels = {"app": name, "tier": "serving"}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [leaves]}}
+    body = {"metadata": {"name": name}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
     kube.apply(DEPLOYMENTS, body, NAMESPACE, manager="team-deploy", force=True)
-    scaler = {
-        "metadata": {"name": name},
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-            "minReplicas": 2,
-            "maxReplicas": 4,
-        },
-    }
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
+    scaler = {"metadata": {"name": name}, "spec": {"scaleTargetRef": target, "minReplicas": 2, "maxReplicas": 4}}
     kube.create(HPAS, scaler, NAMESPACE)
+
+
+# --- deleted half-way ---
+
+
+def deleted_half_way(kube: Kube, prometheus: str, name: str, phase: str) -> None:
+    """Everything goes that the tuning owned, and production settles as it was."""
+    kubectl("apply", "-f", "-", stdin=tuning(name, prometheus, mode="auto", trials=1))
+    follow(kube, name, half_rolled if phase == "Rolling" else in_phase(phase), LONG)
+    kubectl("-n", NAMESPACE, "delete", "tuning", name, "--timeout=30s")
+    wait_for(lambda: made_for(kube, name) == [] and trials_of(kube, name) == [], f"what {name} owned is gone", 240)
+    wait_for(lambda: settled(kube, name), f"{name} has settled", 240)
+
+
+def half_rolled(now: Json) -> bool:
+    """One of two servers is new."""
+    return now.get("phase") == "Rolling" and "1 of 2" in str(now.get("sentence"))
+
+
+def settled(kube: Kube, name: str) -> bool:
+    """Whether all its pods are of the present template and ready."""
+    found = kube.get(DEPLOYMENTS, name, NAMESPACE)
+    now = found.get("status") or {}
+    seen = now.get("observedGeneration") == found["metadata"]["generation"]
+    counts = {now.get(key) for key in ("replicas", "updatedReplicas", "readyReplicas")}
+    return seen and counts == {2} and not found["spec"].get("paused")
+
+
+# --- everything fails once ---
+
+
+def killed_before_the_canary(kube: Kube, prometheus: str) -> None:
+    """Two controllers, of which the leading one goes; then one, killed as by a node that dies, in two phases."""
+    slow = tuning("faults", prometheus, trials=2)
+    slow["spec"]["promotion"]["analysis"]["maxDuration"] = "10m"  # outages take some of it
+    controllers(kube, 2)
+    first = holder(kube)
+    kubectl("apply", "-f", "-", stdin=slow)
+    follow(kube, "faults", in_phase("Profiling"), LONG)
+    kubectl("-n", NAMESPACE, "delete", "pod", next(p for p in controller_pods(kube) if first.startswith(p)))
+    wait_for(lambda: holder(kube) not in ("", first), "the other controller takes over")
+    controllers(kube, 1)
+    for phase in ("Searching", "Confirming"):
+        follow(kube, "faults", in_phase(phase), LONG)
+        kill_controller(kube)
+    follow(kube, "faults", in_phase("AwaitingApproval"), LONG)
+
+
+def outages_while_it_rolls(kube: Kube, prometheus: subprocess.Popen[bytes]) -> None:
+    """Prometheus, then the API server silent for a minute; the controller killed in the canary and in the roll.
+
+    While the API server is silent, nodes and endpoints are taken for dead by Kubernetes itself: requests may fail then.
+    """
+    with rest(kube, "faults", token(kube, "bob", "tunewright-approve")) as bob:
+        approve(bob)
+    follow(kube, "faults", in_phase("Canary"), LONG)
+    kill_controller(kube)
+    with stopped(prometheus.pid):
+        time.sleep(MINUTE)
+    follow(kube, "faults", in_phase("Rolling"), LONG)
+    kill_controller(kube)
+    server = os.environ.get("TUNEWRIGHT_APISERVER_PID")  # of a cluster that was started for the tests
+    if server is not None:
+        with stopped(int(server)):
+            time.sleep(MINUTE)
+    follow(kube, "faults", in_phase("Promoted"), LONG)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process answers nobody, and closes no connection: what a network that swallows packets looks like."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def kill_controller(kube: Kube) -> None:
+    """As a node that dies: no time to say goodbye."""
+    names = controller_pods(kube)
+    kubectl("-n", NAMESPACE, "delete", "pod", *names, "--grace-period=0", "--force")
+    wait_for(lambda: set(controller_pods(kube)) - set(names), "another controller pod is made")
+
+
+def holder(kube: Kube) -> str:
+    """Who holds the lease."""
+    return str(kube.get(LEASES, "tunewright", NAMESPACE)["spec"].get("holderIdentity") or "")
+
+
+def controllers(kube: Kube, replicas: int) -> None:
+    """So many of them."""
+    wanted = {"spec": {"replicas": replicas}}
+    kube.patch(DEPLOYMENTS, "tunewright", wanted, NAMESPACE, type=PatchType.MERGE, subresource="scale")
+    wait_for(lambda: ready(kube, "tunewright") == replicas, f"{replicas} controllers are ready")

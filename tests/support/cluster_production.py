@@ -30,7 +30,7 @@ def container(args: list[str], **more: object) -> Json:
         "imagePullPolicy": "IfNotPresent",
         "args": args,
         "ports": [{"containerPort": 8000}],
-        "resources": {"requests": {"cpu": "100m"}},
+        "resources": {"requests": {"cpu": "50m"}},
         "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 1},
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", "4"]}}},
         **more,
