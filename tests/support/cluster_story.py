@@ -207,7 +207,8 @@ def token(kube: Kube, who: str, role: str | None) -> str:
             "subjects": [{"kind": "ServiceAccount", "name": who, "namespace": NAMESPACE}],
         }
         kube.create(ROLE_BINDINGS, binding, NAMESPACE)
-    asked = {"spec": {"audiences": ["tunewright"]}}
+    kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
+    asked = {**kind, "spec": {"audiences": ["tunewright"]}}
     made = kube.create(SERVICE_ACCOUNTS, asked, NAMESPACE, name=who, subresource="token")
     return str(made["status"]["token"])
 
