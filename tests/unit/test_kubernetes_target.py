@@ -10,6 +10,7 @@ from tunewright.domain.candidate import Candidate
 from tunewright.domain.state import FailureKind
 from tunewright.kube.errors import KubeConflict, Unavailable
 from tunewright.kube.resources import AUTOSCALERS, DEPLOYMENTS, NODES, POD_DISRUPTION_BUDGETS, PODS, SERVICES
+from tunewright.kube.times import format_time
 from tunewright.platform.kubernetes.abandoned import release_abandoned
 from tunewright.platform.kubernetes.fields import ROLLOUT_ANNOTATION
 from tunewright.platform.kubernetes.names import Owner
@@ -238,6 +239,47 @@ def test_a_canary_without_a_gpu_is_told_and_given_up(cluster, servers):
     assert failure is not None
     assert failure.kind is FailureKind.UNSCHEDULABLE
     until(cluster, plan(), least=2)
+
+
+def test_a_canary_older_than_a_start_may_take_is_no_failed_start_when_it_goes(cluster, servers):
+    production(cluster)
+    until(cluster, plan(canary=True), least=2)
+    until(cluster, plan(2, canary=True), least=2)
+    for pod in cluster.pods():
+        servers.busy.add(pod["status"]["podIP"])  # it answers requests, and loses the labels of production meanwhile
+    cluster.tick(500)
+    for _ in range(5):
+        status = make(cluster).apply(plan(2))
+        assert status.failure is None, status
+        cluster.tick()
+    assert "gets no requests yet" in status.detail
+
+
+def test_a_replica_that_is_not_ready_for_a_moment_is_no_failed_start(cluster, servers):
+    production(cluster)
+    until(cluster, plan(2), least=1)
+    cluster.tick(5000)
+    pod = cluster.pods(app="llm")[0]
+    stored = cluster.edit(PODS, pod["metadata"]["name"])
+    ready = next(c for c in stored["status"]["conditions"] if c["type"] == "Ready")
+    ready |= {"status": "False", "lastTransitionTime": format_time(cluster.clock.now())}
+    target = make(cluster)
+    assert target.apply(plan(2)).failure is None
+    cluster.clock.time += 101
+    failure = target.apply(plan(2)).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.HUNG
+
+
+def test_a_new_controller_whose_first_question_is_not_answered_waits_as_long_as_for_a_start(cluster, servers):
+    production(cluster)
+    until(cluster, plan(2), least=1)
+    cluster.tick(5000)
+    servers.answers_nothing.add(cluster.pods(app="llm")[0]["status"]["podIP"])
+    target = make(cluster)
+    assert target.apply(plan(2)).failure is None
+    cluster.clock.time += 101
+    assert target.apply(plan(2)).failure is not None
 
 
 # --- others -----------------------------------------------------------------------------------------------------------

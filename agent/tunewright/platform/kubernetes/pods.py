@@ -104,6 +104,13 @@ def started_at(pod: Json, container: str) -> str | None:
     return None
 
 
+def unready_since(pod: Json, container: str) -> str | None:
+    """Since when it may be waited for, RFC 3339: its process' start, or when it was ready last if that was later."""
+    begun, ready = started_at(pod, container), _condition(pod, "Ready")
+    lost = str(ready.get("lastTransitionTime") or "") if ready.get("status") == "False" else ""
+    return max(begun, lost) if begun and lost else begun
+
+
 def taken_away(pod: Json) -> str | None:
     """Why the pod, not the program in it, came to its end; None when nothing outside ended it."""
     status = pod.get("status") or {}

@@ -22,6 +22,9 @@ from tunewright.platform.kubernetes.steps import Action, Do, Extra, View, decide
 from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides, own_pods
 from tunewright.ports import Clock, Refused, Replica, TargetPlan, TargetStatus
 
+_NO_REQUESTS = "gets no requests yet"
+"""A canary that answers and has not been let in, or not any more: its own doing it is not."""
+
 
 @dataclass(frozen=True)
 class _Server:
@@ -83,6 +86,7 @@ class DeploymentTarget:
         self._take_over, self._start_timeout, self._hold_seconds = take_over, start_timeout, hold_seconds
         self._prober, overrides = prober or Prober(), overrides or Overrides()
         self._canary = Canary(kube, owner, target, clock, self._prober, overrides, drain_timeout)
+        self._asked: dict[str, float] = {}  # when this process first asked a pod in vain, by uid
         self._preflight = Preflight(kube, owner, target, self._canary, overrides, take_over, cold_start)
 
     # --- the port ---
@@ -188,10 +192,19 @@ class DeploymentTarget:
         except Refused as refused:
             return _Server(pod, None, str(refused), canary)
         trouble = pods.waiting_for(pod, template.name) or ("" if pods.is_ready(pod) else "not ready")
-        trouble = trouble or self._prober.unproven(pod, template) or ""
+        trouble = trouble or self._unproven(pod, template)
         if not trouble and canary and not self._canary.serves(pod):
-            trouble = "gets no requests yet"
+            trouble = _NO_REQUESTS
         return _Server(pod, template, trouble, canary)
+
+    def _unproven(self, pod: Json, template: PodTemplate) -> str:
+        """Why a ready pod has not completed a token yet; a new process asks each again, and that may take its time."""
+        trouble, uid = self._prober.unproven(pod, template), str(pod["metadata"]["uid"])
+        if trouble is None:
+            self._asked.pop(uid, None)
+            return ""
+        self._asked.setdefault(uid, self._clock.now())
+        return trouble
 
     def _view(self, seen: _Seen, plan: TargetPlan) -> View:
         known = {plan.baseline.hash, plan.candidate.hash}
@@ -305,6 +318,8 @@ class DeploymentTarget:
         for server in seen.servers:
             if server.candidate != plan.candidate.hash or server.template is None:
                 continue
+            if server.canary and not plan.canary:
+                continue  # it goes anyway: how it ends says nothing any more
             failure = self._failure_of(server.pod, server.template, server.trouble)
             if failure is not None:
                 return failure.model_copy(update={"cause": f"{pods.name_of(server.pod)}: {failure.cause}"})
@@ -313,11 +328,12 @@ class DeploymentTarget:
     def _failure_of(self, pod: Json, template: PodTemplate, trouble: str) -> Failure | None:
         if pods.restarts(pod, template.name) or pods.ended(pod, template.name):
             return pods.explain(self._kube, pod, template.name)[0]
-        if not trouble:
+        if trouble in ("", _NO_REQUESTS):
             return None
         waiting = pods.waiting_for(pod, template.name)
-        begun = pods.started_at(pod, template.name) if waiting is None else pod["metadata"]["creationTimestamp"]
-        waited = self._clock.now() - parse_time(str(begun or pod["metadata"]["creationTimestamp"]))
+        begun = pods.unready_since(pod, template.name) if waiting is None else pod["metadata"]["creationTimestamp"]
+        since = parse_time(str(begun or pod["metadata"]["creationTimestamp"]))
+        waited = self._clock.now() - max(since, self._asked.get(str(pod["metadata"]["uid"]), 0.0))
         if waited <= self._start_timeout:
             return None
         if waiting is not None:
