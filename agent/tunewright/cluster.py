@@ -145,11 +145,8 @@ class Cluster:
 
     def _keys(self) -> list[Key]:
         found = self.kube.list(TUNINGS, self.settings.namespace).items
-        if not self._released:
-            # Once, when this process begins to lead: what tunings deleted meanwhile left half-way.
-            live = {str(each["metadata"]["uid"]) for each in found}
-            for told in release_abandoned(self.kube, self.settings.namespace, live, self.clock):
-                _log.warning(told)
+        if not self._released:  # when this process begins to lead: what tunings deleted meanwhile left half-way
+            self._release_abandoned(found)
             self._released = True
         return [(self.settings.namespace, str(each["metadata"]["name"])) for each in found]
 
@@ -178,12 +175,18 @@ class Cluster:
 
     def _let_go(self, name: str) -> float | None:
         """The tuning was deleted: what it owned goes by its owner references; production is left able to roll."""
-        known = self._contexts.pop(name, None)
-        if known is not None and isinstance(known[1].target, DeploymentTarget):
-            left = known[1].target.release()
-            if left:
-                _log.warning("%s/%s was deleted: %s", self.settings.namespace, name, left)
+        known = self._contexts.get(name)
+        if known is None:  # never looked at by this process: the one before may have left its rollout half-way
+            self._release_abandoned(self.kube.list(TUNINGS, self.settings.namespace).items)
+        elif isinstance(known[1].target, DeploymentTarget) and (left := known[1].target.release()):
+            _log.warning("%s/%s was deleted: %s", self.settings.namespace, name, left)
+        self._contexts.pop(name, None)
         return None
+
+    def _release_abandoned(self, tunings: Sequence[Json]) -> None:
+        live = {str(each["metadata"]["uid"]) for each in tunings}
+        for told in release_abandoned(self.kube, self.settings.namespace, live, self.clock):
+            _log.warning(told)
 
     def _cannot_be_run(self, record: TuningRecord, store: KubernetesStore, refusal: Refused) -> float | None:
         """What asks for the impossible is ended at once, with the reason; an edit of the spec starts it anew."""
