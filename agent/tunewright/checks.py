@@ -132,18 +132,22 @@ def _spare(tuning: Tuning, state: Path, clock: Clock) -> str:
 
 
 def _gpus(tuning: Tuning) -> str:
-    """Production and spare must not share a GPU, and the spare's must have room."""
+    """Production and spares must not share a GPU, and the spares' must have room."""
     target, spare = tuning.spec.target, tuning.spec.spare
     shared = shared_gpus(target, spare)
     if shared:
         raise Refused(shared)
-    memory = gpu.memory({**os.environ, **spare_environment(target, spare)})
-    if memory is None:
-        return "not known: no nvidia-smi, or the spare has no CUDA_VISIBLE_DEVICES"
+    memory: list[gpu.GpuMemory] = []
+    for slot in range(spare.parallelism):
+        found = gpu.memory({**os.environ, **spare_environment(target, spare, slot)})
+        if found is None:
+            return "not known: no nvidia-smi, or the spare has no CUDA_VISIBLE_DEVICES"
+        memory += found
     used = [f"GPU {device.gpu} has {device.used:.0f} of {device.total:.0f} MiB in use" for device in memory]
+    who, whose = ("the spare is", "the spare's") if spare.parallelism == 1 else ("the spares are", "the spares'")
     if any(device.used > MOSTLY_FREE * device.total for device in memory):
-        raise Refused(f"the spare is not free: {', '.join(used)}; see `nvidia-smi` for who holds it")
-    return f"the spare's: {', '.join(used)}"
+        raise Refused(f"{who} not free: {', '.join(used)}; see `nvidia-smi` for who holds it")
+    return f"{whose}: {', '.join(used)}"
 
 
 def _metrics(tuning: Tuning) -> str:

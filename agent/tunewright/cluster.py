@@ -263,6 +263,7 @@ class Cluster:
                 start_timeout=spec.spare.start_timeout,
                 overrides=overrides,
                 prober=prober,
+                parallelism=spec.spare.parallelism,
             ),
             load=KubernetesLoadTest(self.kube, owner, namespace, settings, self.clock, api_key=target.api_key),
             target=target,

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from tunewright.controller.context import Context
 from tunewright.controller.loop import run
-from tunewright.controller.trials import put_back, running
+from tunewright.controller.trials import put_back, run_id, running
 from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION, Phase
 from tunewright.domain.state import TrialPhase, TrialRecord, TuningRecord
 from tunewright.domain.step import start_anew, update
@@ -33,7 +33,7 @@ from tunewright.ports import Clock, LoadPhase, MetricsSource, PortError, Refused
 from tunewright.propose.proposer import OptunaProposer
 from tunewright.store.lock import agent_lock
 from tunewright.store.sqlite import SqliteStore
-from tunewright.telemetry.console import LiveStatus
+from tunewright.telemetry.console import Doing, LiveStatus
 from tunewright.telemetry.metrics import Metrics
 from tunewright.telemetry.report import render_report
 from tunewright.telemetry.source import WatchedSource
@@ -107,7 +107,7 @@ class LocalTuning:
 
     @property
     def spare_targets(self) -> Path:
-        """The same for the server under test: its traffic is the load tests', so it needs a scrape job of its own."""
+        """The same for servers under test: their traffic is the load tests', so they need a scrape job of their own."""
         return self.folder / "spare-targets.json"
 
     def start_production(self, stop: Stop) -> bool:
@@ -185,23 +185,26 @@ class LocalTuning:
         self.record = self.store.save(start_anew(self.record, "Started anew by hand.", self.clock.now()))
 
     def live(self, record: TuningRecord) -> LiveStatus:
-        """What the running trial does just now."""
-        current = next((t for t in self.store.trials(record.name) if t.phase is not TrialPhase.DONE), None)
-        self._publish_spare(current)
+        """What the running trials do just now."""
+        present = running(self.store.trials(record.name))
+        self._publish_spares([trial for trial in present if trial.phase is TrialPhase.MEASURING])
+        doing = {trial.id: self._doing(trial) for trial in present}
         report = str(self.report_path) if record.phase in TERMINAL else None
-        if current is None or current.phase is not TrialPhase.MEASURING:
-            return LiveStatus(stage=str(current.phase) if current else "", report=report)
-        load = self.context.load.poll(f"{current.id}-{current.attempt}")
-        progress = load.progress if load.phase is LoadPhase.RUNNING else None
-        return LiveStatus(stage=load.detail or "measuring", progress=progress, report=report)
+        return LiveStatus(report=report, trials=doing)
 
-    def _publish_spare(self, current: TrialRecord | None) -> None:
-        """Tell Prometheus (`file_sd_configs`, a job of its own) where the server under test is, for the dashboards."""
+    def _doing(self, trial: TrialRecord) -> Doing:
+        if trial.phase is not TrialPhase.MEASURING:
+            return Doing(stage=str(trial.phase))
+        load = self.context.load.poll(run_id(trial))
+        return Doing(load.detail or "measuring", load.progress if load.phase is LoadPhase.RUNNING else None)
+
+    def _publish_spares(self, measuring: Sequence[TrialRecord]) -> None:
+        """Tell Prometheus (`file_sd_configs`, a job of its own) where servers under test are, for the dashboards."""
         groups = []
-        if current is not None and current.phase is TrialPhase.MEASURING:
-            url = self.context.spare.poll(f"{current.id}-{current.attempt}").url
-            labels = {"role": "spare", "candidate": current.candidate.hash, "tuning": self.tuning.metadata.name}
-            groups = [{"targets": [url.removeprefix("http://")], "labels": labels}] if url else []
+        for trial in measuring:
+            url = self.context.spare.poll(run_id(trial)).url
+            labels = {"role": "spare", "candidate": trial.candidate.hash, "tuning": self.tuning.metadata.name}
+            groups += [{"targets": [url.removeprefix("http://")], "labels": labels}] if url else []
         text = json.dumps(groups, indent=1)
         if text == self._spare_told:
             return
@@ -271,11 +274,11 @@ class LocalTuning:
             return  # the phase's own look at production tells what is wrong, and its deadline ends it
 
     def _free_spare(self) -> None:
-        """We stop half-way: a running trial is put back, to be run again, so that it holds no GPU meanwhile."""
+        """We stop half-way: running trials are put back, to be run again, so that they hold no GPU meanwhile."""
         name = self.tuning.metadata.name
-        current = running(self.store.trials(name))
-        if current is not None and current.phase is not TrialPhase.PENDING:
-            self.store.save_trial(name, put_back(current, self.context))
+        for current in running(self.store.trials(name)):
+            if current.phase is not TrialPhase.PENDING:
+                self.store.save_trial(name, put_back(current, self.context))
         sweep_spare(self.context.spare, self.clock)
 
     def _write_report(self, record: TuningRecord) -> None:

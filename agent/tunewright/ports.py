@@ -115,10 +115,13 @@ class ServerStatus:
 
 
 class Spare(Protocol):
-    """Brings one candidate up at a time, and leaves nothing behind."""
+    """Brings candidates up, one at a time on each spare (`slot`), and leaves nothing behind."""
 
-    def start(self, trial_id: str, candidate: Candidate) -> None:
-        """Launch it unless it already is. Raises `PortError` while something of an earlier trial is still there."""
+    def start(self, trial_id: str, candidate: Candidate, slot: int = 0) -> None:
+        """Launch it on spare `slot` (0, 1, … below `spare.parallelism`), unless it is launched already.
+
+        Raises `PortError` while something of another trial is still on that spare.
+        """
         ...
 
     def poll(self, trial_id: str) -> ServerStatus:
@@ -294,7 +297,11 @@ class Proposer(Protocol):
     def propose(
         self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
     ) -> Proposal | None:
-        """A candidate that was not tried yet and is statically valid; None when the space is exhausted."""
+        """A candidate that was not tried yet and is statically valid; None when the space is exhausted.
+
+        Trials that still run are among `trials`: they are not proposed again, and count as if they had come out as
+        expected.
+        """
         ...
 
     def simplify(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Candidate:

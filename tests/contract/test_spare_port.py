@@ -11,7 +11,7 @@ from processes import ShiftedClock, fake_target, nothing_left, wait_for
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.state import FailureKind
 from tunewright.domain.tuning import Spare as SpareSpec
-from tunewright.platform.process import children, gpu, http
+from tunewright.platform.process import children, environ, gpu, http
 from tunewright.platform.process.server import STOP_GRACE
 from tunewright.platform.process.spare import ProcessSpare
 from tunewright.ports import PortError, ServerPhase, ServerStatus, Spare
@@ -23,7 +23,7 @@ DIES_UNDER_LOAD = Candidate(values={"max_num_seqs": 665})
 
 
 class SpareContract:
-    """`make_spare()` gives an adapter on the same state each time, as after a restart of the agent."""
+    """`make_spare()` gives an adapter of two spares on the same state each time, as after a restart of the agent."""
 
     @pytest.fixture
     def make_spare(self) -> Iterator[Callable[[], Spare]]:
@@ -77,6 +77,35 @@ class SpareContract:
         spare.start("2-y", GOOD)
         assert spare.log_tail("1-x"), "the log of the first is kept"
 
+    def test_each_spare_takes_one(self, make_spare: Callable[[], Spare]) -> None:
+        spare = make_spare()
+        spare.start("1-x", GOOD, 0)
+        spare.start("2-y", GOOD, 1)
+        urls = {self.until(make_spare(), trial, ServerPhase.READY).url for trial in ("1-x", "2-y")}
+        assert len(urls) == 2
+        for slot, trial in enumerate(("1-x", "2-y")):
+            with pytest.raises(PortError, match=trial):
+                make_spare().start("3-z", GOOD, slot)
+        with pytest.raises(PortError, match="there is no spare 2"):
+            spare.start("3-z", GOOD, 2)
+        spare.cancel("2-y")
+        self.pass_time()
+        self.until(spare, "2-y", ServerPhase.ABSENT)
+        spare.start("3-z", GOOD, 1)
+        assert self.until(spare, "1-x", ServerPhase.READY).url in urls, "it went on beside"
+
+    def test_a_sweep_reaches_every_spare_and_leaves_what_is_kept(self, make_spare: Callable[[], Spare]) -> None:
+        make_spare().start("1-x", HANGS, 0)
+        make_spare().start("2-y", HANGS, 1)
+        assert make_spare().sweep(["1-x", "2-y"]) == []
+        assert make_spare().sweep(["2-y"]) == ["1-x"]
+        self.pass_time()
+        spare = make_spare()
+        wait_for(lambda: spare.sweep(["2-y"]) == [])
+        assert spare.poll("2-y").phase is ServerPhase.STARTING
+        spare.start("3-z", GOOD, 0)
+        assert make_spare().sweep([]) == ["2-y", "3-z"]
+
     def test_a_failed_start_is_explained_and_leaves_nothing(self, make_spare: Callable[[], Spare]) -> None:
         spare = make_spare()
         spare.start("1-x", OUT_OF_MEMORY)
@@ -126,12 +155,23 @@ class TestProcessSpare(SpareContract):
     @pytest.fixture
     def make_spare(self, tmp_path: Path) -> Iterator[Callable[[], Spare]]:
         self.clock = ShiftedClock()
-        target = fake_target("--fake-engine")
+        environment = {"MY_GPU": "{replica}"}
+        target = fake_target("--fake-engine", environment=environment, replicas=3)
+        spares = SpareSpec(parallelism=2)
         with nothing_left(tmp_path):
-            yield lambda: ProcessSpare(tmp_path / "spare", target, SpareSpec(), self.clock)
+            yield lambda: ProcessSpare(tmp_path / "spare", target, spares, self.clock)
 
     def pass_time(self) -> None:
         self.clock.ahead += STOP_GRACE + 1
+
+    def test_the_replica_numbers_of_spares_follow_production_s(
+        self, make_spare: Callable[[], Spare], tmp_path: Path
+    ) -> None:
+        for slot, trial in enumerate(("1-x", "2-y")):
+            make_spare().start(trial, HANGS, slot)
+            child = children.load(tmp_path / "spare" / trial / "child.json")
+            assert child is not None
+            assert environ.variable(child.pid, "MY_GPU") == str(3 + slot)
 
     def test_what_an_engine_left_behind_keeps_the_next_one_out(
         self, make_spare: Callable[[], Spare], tmp_path: Path
@@ -185,3 +225,21 @@ class TestProcessSpare(SpareContract):
             spare.start("2-y", GOOD)
         held[0] = gpu.GpuMemory("0", 300.0, 80000.0)
         spare.start("2-y", GOOD)
+
+    def test_memory_is_compared_with_what_that_very_spare_had(
+        self, make_spare: Callable[[], Spare], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        held = {"3": 10.0, "4": 9000.0}
+        monkeypatch.setattr(gpu, "memory", lambda env: [gpu.GpuMemory(env["MY_GPU"], held[env["MY_GPU"]], 80000.0)])
+        spare = make_spare()
+        spare.start("1-x", HANGS, 0)
+        spare.start("2-y", HANGS, 1)
+        for trial in ("1-x", "2-y"):
+            spare.cancel(trial)
+        self.pass_time()
+        for trial in ("1-x", "2-y"):
+            self.until(spare, trial, ServerPhase.ABSENT)
+        held["3"] = 9000.0
+        with pytest.raises(PortError, match="GPU 3 has 9000 of 80000 MiB in use"):
+            spare.start("3-z", HANGS, 0)
+        spare.start("3-z", HANGS, 1)

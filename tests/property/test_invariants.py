@@ -56,7 +56,7 @@ class Event:
 
 
 def events() -> st.SearchStrategy[list[Event]]:
-    """A schedule: outages of ports, kills, servers that die or get worse, people, edits, an autoscaler."""
+    """A schedule: outages of ports, kills, servers that die or get worse, people, edits, an autoscaler, spares."""
     kinds = st.one_of(
         st.tuples(st.just("outage"), st.tuples(st.sampled_from(OUTAGES), st.integers(1, 6))),
         st.tuples(st.just("kill"), st.tuples(st.integers(1, 30), st.booleans())),
@@ -65,6 +65,7 @@ def events() -> st.SearchStrategy[list[Event]]:
         st.tuples(st.just("spec"), st.sampled_from(["1s", "3s"])),
         st.tuples(st.just("field"), st.booleans()),
         st.tuples(st.just("scale"), st.integers(1, 4)),
+        st.tuples(st.just("spares"), st.integers(1, 3)),
         st.tuples(st.just("wait"), st.sampled_from([5.0, 60.0, 4000.0])),
     )
     return st.lists(st.builds(lambda after, kind: Event(after, *kind), st.integers(0, 60), kinds), max_size=10)
@@ -134,6 +135,9 @@ class Run:
                 self._field(how)
             case "scale":
                 world.scale(how)
+            case "spares":
+                world.spares = how  # what is no spare any more must not be started on
+                self._edit(spare={"parallelism": how})
             case "wait":
                 world.clock.advance(how)
 

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,12 +32,12 @@ QUICK = {
 """Few passes, so that hundreds of whole tunings take seconds."""
 
 
-def drive(kills: list[tuple[int, bool]]) -> World:
+def drive(kills: list[tuple[int, bool]], spares: int = 1) -> World:
     """A whole tuning with mode approve, the agent killed at each of `kills` (calls after the last, after effect)."""
-    world = World()
+    world = World(spares=spares)
     for name in (BASELINE.hash, BEST.hash, world.proposals[0].hash):
         world.behaviours[name] = replace(world.behaviours.get(name, Behaviour()), start=0.5)
-    world.create(tuning(**QUICK))
+    world.create(tuning(**QUICK, spare={"parallelism": spares}))
     schedule = list(kills)
 
     def next_kill() -> None:
@@ -70,10 +71,25 @@ def check(world: World) -> None:
     searched = [t.candidate.hash for t in trials if t.purpose == "search"]
     assert len(searched) == len(set(searched)), "a finished trial was repeated"
     assert all(t.phase == "Done" for t in trials)
+    assert confirmed(world) == usual(world.spares), "who runs on which spare must not depend on kills"
 
 
-def test_without_a_kill() -> None:
-    check(drive([]))
+def confirmed(world: World) -> set[tuple[int, str, int]]:
+    """Who ran in which round, on which spare."""
+    return {(t.round, t.candidate.hash, t.slot) for t in world.store.trials("demo") if t.purpose == "confirm"}
+
+
+@cache
+def usual(spares: int) -> set[tuple[int, str, int]]:
+    """The same when nobody is killed."""
+    return confirmed(drive([], spares))
+
+
+@pytest.mark.parametrize("spares", [1, 2])
+def test_without_a_kill(spares: int) -> None:
+    world = drive([], spares)
+    check(world)
+    assert world.most_servers == spares
 
 
 SCHEDULES = int(os.environ.get("KILL_SCHEDULES", "100"))
@@ -81,18 +97,19 @@ PARTS = 4
 """The moments are dealt to so many tests, which can run side by side."""
 
 
+@pytest.mark.parametrize("spares", [1, 2])
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("after", [False, True], ids=["before the effect", "after the effect"])
-def test_killed_once_at_every_single_call(after: bool, part: int) -> None:
-    places = drive([]).places
+def test_killed_once_at_every_single_call(after: bool, part: int, spares: int) -> None:
+    places = drive([], spares).places
     # Each call in each phase of the tuning and of its trial, the first time it comes.
     first = {place: at for at, place in reversed(list(enumerate(places, start=1)))}
     assert len(first) > 50
     for at in sorted(first.values())[part::PARTS]:
-        check(drive([(at, after)]))
+        check(drive([(at, after)], spares))
 
 
 @settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.tuples(st.integers(1, 400), st.booleans()), min_size=1, max_size=12))
-def test_killed_at_random_moments(kills: list[tuple[int, bool]]) -> None:
-    check(drive(kills))
+@given(st.lists(st.tuples(st.integers(1, 400), st.booleans()), min_size=1, max_size=12), st.sampled_from([1, 2]))
+def test_killed_at_random_moments(kills: list[tuple[int, bool]], spares: int) -> None:
+    check(drive(kills, spares))

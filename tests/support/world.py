@@ -75,6 +75,9 @@ class World:
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
     proposals: list[Candidate] = field(default_factory=lambda: [Candidate(values={"max_num_seqs": n}) for n in (8, 64)])
     noise: Callable[[str, int], float] = lambda _hash, _run: 1.0
+    speed: Callable[[int], float] = lambda _slot: 1.0
+    """How fast the GPU of each spare is."""
+    spares: int = 1
     replicas: int = 2
     kill_at: int | None = None
     kill_after_effect: bool = True
@@ -90,7 +93,9 @@ class World:
         self.behaviours.setdefault(BASELINE.hash, Behaviour(tokens=400.0, ttft=0.8))
         self.behaviours.setdefault(BEST.hash, Behaviour(tokens=1200.0, ttft=0.3))
         self.store = MemoryStore()
-        self.servers: dict[str, tuple[Candidate, float, bool]] = {}
+        self.servers: dict[str, tuple[Candidate, float, bool, int]] = {}
+        """On the spares: candidate, since when, whether it is being ended, and which spare."""
+        self.most_servers = 0
         self.loads: dict[str, tuple[LoadRequest, float]] = {}
         self.runs: dict[str, int] = {}
         self.fleet: list[Server] = [Server(f"server-{i}", BASELINE, -60.0) for i in range(self.replicas)]
@@ -195,22 +200,24 @@ class Wrapped:
 
 
 class FakeSpare:
-    """One server at a time; what fails says so after its start time."""
+    """One server at a time on each spare; what fails says so after its start time."""
 
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def start(self, trial_id: str, candidate: Candidate) -> None:
-        others = [name for name in self.world.servers if name != trial_id]
+    def start(self, trial_id: str, candidate: Candidate, slot: int = 0) -> None:
+        assert slot < self.world.spares, "that GPU is not ours"
+        others = [name for name, held in self.world.servers.items() if name != trial_id and held[3] == slot]
         if others:
             raise PortError(f"{others[0]} is still there")
-        self.world.servers.setdefault(trial_id, (candidate, self.world.clock.now(), False))
+        self.world.servers.setdefault(trial_id, (candidate, self.world.clock.now(), False, slot))
+        self.world.most_servers = max(self.world.most_servers, len(self.world.servers))
 
     def poll(self, trial_id: str) -> ServerStatus:
         held = self.world.servers.get(trial_id)
         if held is None:
             return ServerStatus(ServerPhase.ABSENT)
-        candidate, since, stopping = held
+        candidate, since, stopping, _ = held
         behaviour = self.world.behaviour(candidate)
         if stopping:
             del self.world.servers[trial_id]
@@ -230,8 +237,8 @@ class FakeSpare:
 
     def cancel(self, trial_id: str) -> None:
         if trial_id in self.world.servers:
-            candidate, since, _ = self.world.servers[trial_id]
-            self.world.servers[trial_id] = (candidate, since, True)
+            candidate, since, _, slot = self.world.servers[trial_id]
+            self.world.servers[trial_id] = (candidate, since, True, slot)
 
     def log_tail(self, trial_id: str, lines: int = 50) -> str:
         return ""
@@ -263,9 +270,9 @@ class FakeLoad:
             return LoadStatus(LoadPhase.RUNNING)
         if run_id not in self.world.servers:
             return LoadStatus(LoadPhase.FAILED, detail="connection refused")
-        candidate = self.world.servers[run_id][0]
+        candidate, _, _, slot = self.world.servers[run_id]
         self.world.runs[candidate.hash] = self.world.runs.get(candidate.hash, 0) + 1
-        factor = self.world.noise(candidate.hash, self.world.runs[candidate.hash])
+        factor = self.world.noise(candidate.hash, self.world.runs[candidate.hash]) * self.world.speed(slot)
         answers = [["same", "answer"]] * request.quality_prompts
         return LoadStatus(
             LoadPhase.DONE,

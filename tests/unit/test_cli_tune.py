@@ -171,11 +171,11 @@ def test_check_finds_the_clients_address_taken(tmp_path: Path) -> None:
     assert "taken by another program" in detail
 
 
-def gpus(folder: Path, monkeypatch: pytest.MonkeyPatch, used: int) -> None:
-    """A machine on which `nvidia-smi` tells of GPUs with so many MiB in use."""
+def gpus(folder: Path, monkeypatch: pytest.MonkeyPatch, used: int, answer: str = "") -> None:
+    """A machine on which `nvidia-smi` tells of GPUs with so many MiB in use; `answer` is shell that tells it."""
     tool = folder / "bin" / "nvidia-smi"
     tool.parent.mkdir()
-    tool.write_text(f"#!/bin/sh\necho '1, {used}, 80000'\n")
+    tool.write_text(f"#!/bin/sh\n{answer or f'echo 1, {used}, 80000'}\n")
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -216,6 +216,73 @@ def test_production_and_spare_never_share_a_gpu(
     assert not good
     assert told in detail
     assert told in run("tune", file, tmp_path / "state", code=Exit.USAGE), "tune must refuse it as well"
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize(
+    ("own", "spare", "told"),
+    [
+        ("{replica}", {}, None),
+        ("0", {VISIBLE: "{replica}"}, None),
+        ("0", {VISIBLE: "1"}, "spares 0 and 1 are both on GPU 1: with spec.spare.parallelism above 1, set"),
+        ("0,3", {VISIBLE: "{replica}"}, "replica 0 and spare 2 are both on GPU 3"),
+        ("4", {VISIBLE: "{replica},1{replica}"}, None),
+        ("4", {VISIBLE: "0,{replica}"}, "spares 0 and 1 are both on GPU 0"),
+    ],
+)
+def test_several_spares_share_a_gpu_with_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, spare: dict[str, str], told: str | None
+) -> None:
+    each = 'for gpu in $(echo ${asked#--id=} | tr , " "); do echo "$gpu, 4, 80000"; done'
+    gpus(tmp_path, monkeypatch, 4, f"for asked; do case $asked in --id=*) {each};; esac; done")
+    target = {"command": vllm(tmp_path), "environment": {VISIBLE: own}}
+    file = write(tmp_path, target=target, spare={"environment": spare, "parallelism": 3})
+    if told is None:
+        detail = findings(file, tmp_path / "state", Exit.DONE)["GPUs"][1]
+        assert detail.startswith("the spares': GPU 1 has 4 of 80000 MiB in use, ")
+        assert "GPU 2 has 4 of" in detail
+        assert "GPU 3 has 4 of" in detail
+        return
+    good, detail = findings(file, tmp_path / "state", Exit.USAGE)["GPUs"]
+    assert not good
+    assert told in detail
+    assert told in run("tune", file, tmp_path / "state", code=Exit.USAGE), "tune must refuse it as well"
+
+
+def test_spares_beside_servers_of_somebody_else_differ_from_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(tmp_path, monkeypatch, used=4)
+    command = vllm(tmp_path)
+    for spare, told in (
+        ({"command": command}, f"the spares have no {VISIBLE}, so that all would run on the same GPU"),
+        ({"command": command, "environment": {VISIBLE: "1"}}, "spares 0 and 1 are both on GPU 1"),
+    ):
+        file = write(tmp_path, spare={**spare, "parallelism": 2}, promotion={"mode": "recommend"})
+        text = yaml.safe_load(file.read_text())
+        text["spec"]["target"] = {"urls": ["http://127.0.0.1:9"]}
+        file.write_text(yaml.safe_dump(text))
+        good, detail = findings(file, tmp_path / "state", Exit.USAGE)["GPUs"]
+        assert not good
+        assert told in detail
+
+
+def test_a_spare_gpu_of_several_that_somebody_uses_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = 'case "$*" in *--id=2) echo 2, 60000, 80000 ;; *) echo 1, 4, 80000 ;; esac'
+    gpus(tmp_path, monkeypatch, 4, answer)
+    target = {"command": vllm(tmp_path), "environment": {VISIBLE: "{replica}"}}
+    file = write(tmp_path, target=target, spare={"parallelism": 2})
+    good, detail = findings(file, tmp_path / "state", Exit.USAGE)["GPUs"]
+    assert not good
+    assert "the spares are not free: GPU 1 has 4 of 80000 MiB in use, GPU 2 has 60000" in detail
+
+
+@pytest.mark.parametrize("parallelism", [0, 17])
+def test_no_spares_or_too_many_are_refused(tmp_path: Path, parallelism: int) -> None:
+    file = write(tmp_path, spare={"parallelism": parallelism})
+    assert "spec.spare.parallelism" in run("check", file, tmp_path / "state", code=Exit.USAGE)
 
 
 def test_a_spare_gpu_that_somebody_uses_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ def test_the_spec_hash_covers_what_results_depend_on_and_nothing_else():
         {"promotion": {"mode": "auto"}},
         {"suspend": True},
         {"retune": {"mode": "onDrift"}},
+        {"spare": {"parallelism": 3}},
     ):
         assert tuning(**same).spec.spec_hash == base, same
 

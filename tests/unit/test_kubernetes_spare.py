@@ -130,13 +130,38 @@ def test_a_start_taken_twice_makes_one_pod_and_another_trial_waits(cluster, serv
     spare.start("002-y-1", NEW)
 
 
-def test_several_spares_take_as_many_trials(cluster, servers):
+def test_each_of_several_spares_takes_one_trial(cluster, servers):
     production(cluster)
     spare = make(cluster, parallelism=2)
-    spare.start("001-x-1", NEW)
-    spare.start("002-y-1", NEW)
-    with pytest.raises(PortError):
-        spare.start("003-z-1", NEW)
+    spare.start("001-x-1", NEW, 0)
+    spare.start("002-y-1", NEW, 1)
+    labels = [pod_of(cluster, name)["metadata"]["labels"]["tunewright.dev/spare"] for name in (POD, "chat-002-y-1")]
+    assert labels == ["0", "1"]
+    cluster.tick(2)
+    assert [spare.poll(trial).phase for trial in ("001-x-1", "002-y-1")] == [ServerPhase.READY] * 2
+    for fresh in (spare, make(cluster, parallelism=2)):  # another controller
+        with pytest.raises(PortError, match=r"trial 002-y-1 .* is still on spare 1"):
+            fresh.start("003-z-1", NEW, 1)
+    with pytest.raises(PortError, match=r"there is no spare 2: spare\.parallelism is 2"):
+        spare.start("003-z-1", NEW, 2)
+    spare.cancel("002-y-1")
+    with pytest.raises(PortError, match="still on spare 1"):
+        spare.start("003-z-1", NEW, 1)
+    assert spare.sweep(["001-x-1", "003-z-1"]) == ["002-y-1"], "until its node says that it is gone"
+    cluster.tick()
+    spare.start("003-z-1", NEW, 1)
+    assert spare.poll("001-x-1").phase is ServerPhase.READY
+    assert spare.sweep([]) == ["001-x-1", "003-z-1"]
+
+
+def test_a_pod_of_before_there_were_several_is_on_the_first_spare(cluster, servers):
+    production(cluster)
+    make(cluster).start("001-x-1", NEW)
+    del pod_of(cluster)["metadata"]["labels"]["tunewright.dev/spare"]
+    spare = make(cluster, parallelism=2)
+    with pytest.raises(PortError, match="still on spare 0"):
+        spare.start("002-y-1", NEW, 0)
+    spare.start("002-y-1", NEW, 1)
 
 
 def test_want_of_a_gpu_is_told_and_given_up_by_deadline_without_blame(cluster, servers):
@@ -380,7 +405,7 @@ def test_a_key_in_a_secret_is_asked_for_by_file_and_a_plain_one_refused(cluster,
     assert pod_of(cluster)["spec"]["containers"][0]["env"] == by_reference
     production(cluster, pod={"containers": [container(env=[{"name": "VLLM_API_KEY", "value": "sesame"}])]})
     with pytest.raises(Refused, match="as plain text"):
-        make(cluster, parallelism=2).start("002-x-1", NEW)
+        make(cluster, parallelism=2).start("002-x-1", NEW, 1)
 
 
 def test_what_the_api_server_refuses_is_refused_and_what_it_can_not_do_now_is_tried_again(cluster, servers):

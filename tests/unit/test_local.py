@@ -1,8 +1,10 @@
 """One tuning on one machine: stopped half-way, in trouble, started anew, and stopped for good."""
 
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from tunewright.domain.state import TrialPhase, TuningRecord
 from tunewright.domain.step import update
 from tunewright.domain.tuning import Tuning
 from tunewright.local import TROUBLE_LIMIT, TROUBLE_WAIT, LocalTuning, stop_servers
-from tunewright.ports import PortError, Refused
+from tunewright.ports import LoadPhase, LoadStatus, PortError, Refused, ServerPhase, ServerStatus
 from tunewright.store.lock import agent_lock
 from tunewright.store.sqlite import SqliteStore
 
@@ -74,6 +76,57 @@ def test_stopped_half_way_the_running_trial_is_put_back(tmp_path: Path, monkeypa
     assert record.phase is Phase.SEARCHING
     assert (trial.phase, trial.attempt) == (TrialPhase.PENDING, 2)
     assert trial.machine_faults == 0, "that a person stops it is no fault of the machine"
+
+
+def test_several_running_trials_are_shown_published_and_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, made = Clock(), mine(spare={"parallelism": 3})
+    store = SqliteStore(tmp_path / "store.sqlite", clock)
+    store.save(TuningRecord(tuning=made, spec_hash=made.spec.spec_hash, phase=Phase.SEARCHING, phase_since=0.0))
+    phases = (TrialPhase.MEASURING, TrialPhase.STARTING, TrialPhase.MEASURING)
+    for number, phase in enumerate(phases):
+        own = WINNER.with_value("max_num_seqs", 100 + number)
+        one = update(trials()[0], id=f"t{number}", number=number, phase=phase, slot=number, candidate=own)
+        store.save_trial("demo", one)
+    store.close()
+
+    class Servers:
+        def poll(self, trial_id: str) -> ServerStatus:
+            return ServerStatus(ServerPhase.READY, url=f"http://{trial_id}:1")
+
+        def cancel(self, trial_id: str) -> None:
+            ended.append(trial_id)
+
+        def sweep(self, keep: Sequence[str]) -> list[str]:
+            return []
+
+    class Loads:
+        def poll(self, run_id: str) -> LoadStatus:
+            return LoadStatus(LoadPhase.RUNNING, f"warming {run_id}", progress=0.5)
+
+        def cancel(self, run_id: str) -> None:
+            return None
+
+    ended: list[str] = []
+    stop = threading.Event()
+    stop.set()
+    monkeypatch.setattr(module, "run", lambda name, context, *_, **__: context.store.load(name))
+    with opened(tmp_path, made, clock, monkeypatch) as local:
+        local.context = replace(local.context, spare=Servers(), load=Loads())  # type: ignore[arg-type]
+        live = local.live(local.record)
+        assert {name: str(doing) for name, doing in live.trials.items()} == {
+            "t0": "warming t0-1 50%",
+            "t1": "Starting",
+            "t2": "warming t2-1 50%",
+        }
+        targets = [group["targets"] for group in json.loads(local.spare_targets.read_text())]
+        assert targets == [["t0-1:1"], ["t2-1:1"]]
+        local.run(stop, lambda record, live: None)
+        left = local.store.trials("demo")
+    assert ended == ["t0-1", "t1-1", "t2-1"]
+    assert {(t.phase, t.attempt) for t in left} == {(TrialPhase.PENDING, 2)}
+    assert [t.slot for t in left] == [0, 1, 2], "each goes on where it was"
 
 
 def test_trouble_is_waited_for_and_told(

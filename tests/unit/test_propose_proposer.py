@@ -285,6 +285,48 @@ def test_a_trial_in_flight_is_not_proposed_again():
     assert second.candidate != first.candidate
 
 
+def in_flight(number, candidate, **fields):
+    return TrialRecord(
+        id=f"{number}-{candidate.hash}", number=number, purpose=TrialPurpose.SEARCH, candidate=candidate, **fields
+    )
+
+
+@pytest.mark.parametrize("known", [1, 12])
+def test_several_at_once_are_never_the_same(known):
+    """From the chosen first trials on, and where the model proposes."""
+    trials = search(known, lambda c: 1000.0 + hash_noise(c))
+    proposer, flying = OptunaProposer(Search(), HYBRID), []
+    for number in range(known + 1, known + 9):
+        proposal = proposer.propose(BASELINE, [*trials, *flying], None)
+        flying.append(in_flight(number, proposal.candidate))
+    hashes = [one.candidate.hash for one in [*trials, *flying]]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_what_the_machine_spoilt_and_will_run_again_is_not_proposed_meanwhile():
+    spoilt = fails(FailureKind.GPU_NOT_CLEAN)
+    first = OptunaProposer(Search(), HYBRID).propose(BASELINE, [trial(0, BASELINE, 1000.0)], None)
+    again = in_flight(1, first.candidate, failure=spoilt)
+    second = OptunaProposer(Search(), HYBRID).propose(BASELINE, [trial(0, BASELINE, 1000.0), again], None)
+    assert second.candidate != first.candidate
+    ended = trial(1, first.candidate, failure=spoilt, outcome=TrialOutcome.FAILED)
+    third = OptunaProposer(Search(), HYBRID).propose(BASELINE, [trial(0, BASELINE, 1000.0), ended], None)
+    assert third.candidate == first.candidate, "it has ended, and nothing is known of it"
+
+
+def test_where_nothing_is_left_it_is_asked_again_once_something_ended(monkeypatch):
+    include = ("scheduling_policy", "enable_prefix_caching")
+    trials = search(99, lambda c: 1000.0, include=include)
+    proposer = OptunaProposer(Search(include=include), HYBRID)
+    flying = [*trials[:-1], in_flight(3, trials[-1].candidate)]
+    assert proposer.propose(BASELINE, flying, None) is None
+    with monkeypatch.context() as busy:
+        busy.setattr("tunewright.propose.proposer.build_space", lambda *_: pytest.fail("it was all reckoned again"))
+        assert proposer.propose(BASELINE, [one.model_copy() for one in flying], None) is None
+    spoilt = trial(3, trials[-1].candidate, failure=fails(FailureKind.KILLED), outcome=TrialOutcome.FAILED)
+    assert proposer.propose(BASELINE, [*trials[:-1], spoilt], None).candidate == trials[-1].candidate
+
+
 def test_a_default_that_the_server_reports_is_not_tried_by_name():
     effective = {"attention_backend": "FLASH_ATTN"}
     trials = [trial(0, BASELINE, 1000.0, effective=effective)]

@@ -21,7 +21,16 @@ from telemetry_samples import (
 
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import TrialPhase
-from tunewright.telemetry.console import Console, LiveStatus, best_text, clean, left_text, progress_view, trial_line
+from tunewright.telemetry.console import (
+    Console,
+    Doing,
+    LiveStatus,
+    best_text,
+    clean,
+    left_text,
+    progress_view,
+    trial_line,
+)
 
 
 class Terminal(io.StringIO):
@@ -34,10 +43,11 @@ def plain():
     return Console(stream, zone=UTC), stream
 
 
-def running(number, candidate, phase=TrialPhase.STARTING):
+def running(number, candidate, phase=TrialPhase.STARTING, slot=0):
     return trial(
-        number, candidate, phase=phase, outcome=None, measurement=None, objective=None, finished_at=None, reason="TPE"
-    )
+        number, candidate, phase=phase, outcome=None, measurement=None, objective=None, finished_at=None, reason="TPE",
+        slot=slot,
+    )  # fmt: skip
 
 
 def test_every_phase_is_told_once_with_its_time_and_sentence():
@@ -180,6 +190,17 @@ def test_the_live_view_shows_budget_current_trial_stage_and_the_latest_trials():
         assert all(
             len(line) <= width for line in drawn(progress_view(held, trials, LiveStatus(), T0), width).splitlines()
         )
+
+
+def test_the_live_view_shows_each_of_several_running_trials():
+    held = record(Phase.SEARCHING, baseline=BASELINE, tuning=tuning(spare={"parallelism": 3}))
+    trials = [running(n, BASELINE.with_value("max_num_seqs", n), TrialPhase.MEASURING) for n in (12, 13)]
+    doing = {trials[0].id: Doing("warming up", 0.4), trials[1].id: Doing("measuring")}
+    text = drawn(progress_view(held, trials, LiveStatus(trials=doing), T0 + 65), 140)
+    assert "trial 12 Measuring, warming up 40%" in text
+    assert "trial 13 Measuring, measuring" in text
+    assert trial_line(held, [], running(3, BASELINE, slot=2)).startswith("starting on spare 2: ")
+    assert "spare" not in trial_line(record(Phase.SEARCHING), [], running(3, BASELINE))
 
 
 @pytest.mark.parametrize("phase", list(Phase))

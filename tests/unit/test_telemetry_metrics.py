@@ -26,6 +26,7 @@ from tunewright.domain.phases import Phase
 from tunewright.domain.state import ConfirmStatus, Finalist, Gain, TrialPhase
 from tunewright.ports import Conflict, PortError, Refused, Series, SeriesWindow
 from tunewright.telemetry import catalog
+from tunewright.telemetry.facts import idle_seconds
 from tunewright.telemetry.metrics import Metrics
 from tunewright.telemetry.samples import MAX_CANDIDATES, MAX_EFFECTS, MAX_TRIALS
 from tunewright.telemetry.server import MetricsServer
@@ -148,6 +149,30 @@ def test_a_latency_that_is_minimized_is_exported_as_it_is():
     slow, quick = trial(0, BASELINE, objective=-0.4), trial(1, Candidate(), objective=-0.2)
     found = samples(metrics_of((record(tuning=spec), [slow, quick]))[0])
     assert value(found, "tunewright_tuning_best_objective", objective="ttftP95") == 0.2
+
+
+def test_several_running_trials_are_counted_and_the_longest_in_a_phase_is_told():
+    def running(number, phase, since):
+        return trial(number, BASELINE.with_value("max_num_seqs", number + 1), phase=phase, phase_since=since,
+                     slot=number, outcome=None, measurement=None, objective=None)  # fmt: skip
+
+    trials = [running(n, phase, T0 + since) for n, (phase, since) in enumerate(
+        [(TrialPhase.STARTING, 70), (TrialPhase.STARTING, 10), (TrialPhase.MEASURING, 60)]
+    )]  # fmt: skip
+    found = samples(metrics_of((record(Phase.SEARCHING, baseline=BASELINE), trials))[0])
+    assert value(found, "tunewright_tuning_spare_phase_seconds", phase="Starting") == 90
+    assert value(found, "tunewright_tuning_spare_phase_seconds", phase="Measuring") == 40
+    assert value(found, "tunewright_tuning_trials", purpose="search", outcome="running") == 3
+
+
+def test_idle_time_is_that_of_each_spare():
+    def held(number, slot, start, end):
+        return trial(number, BASELINE, slot=slot, created_at=T0 + start, finished_at=T0 + end)
+
+    beside = [held(0, 0, 0, 100), held(1, 0, 130, 200), held(2, 1, 50, 150), held(3, 1, 160, 200)]
+    assert idle_seconds(beside) == 30 + 10
+    assert idle_seconds(beside[:2]) == 30
+    assert idle_seconds([]) == 0
 
 
 def test_a_gain_is_not_exported_before_there_is_an_interval():

@@ -377,3 +377,13 @@ def test_a_winner_by_the_slo_alone_is_not_called_settled_by_its_interval():
     assert "settled by the SLO" in text
     assert "Better, though the size of the gain is not settled: it meets the SLO, which the baseline missed" in text
     assert "settled by the SLO" not in page(done, trials).text
+
+
+def test_where_there_are_several_spares_each_round_says_who_ran_where():
+    done, _ = promoted()
+    rounds = [each.model_copy(update={"slot": number % 2}) for number, each in enumerate(confirm_trials())]
+    alone = Page(render_report(done, rounds)).text
+    assert "(spare" not in alone
+    several = done.model_copy(update={"tuning": tuning(spare={"parallelism": 2})})
+    text = Page(render_report(several, rounds)).text
+    assert text.count("(spare 0)") == text.count("(spare 1)") == 3

@@ -97,7 +97,8 @@ class TrialView(Model):
     created_at: float
     finished_at: float | None
     start_seconds: float | None
-    spare_seconds: float = Field(description="How long it held the spare.")
+    slot: int = Field(description="The spare it ran on, from 0.")
+    spare_seconds: float = Field(description="How long it held that spare.")
     outcome: TrialOutcome | None
     objective: float | None = Field(description="Larger is better, also when minimizing.")
     slo_margin: float | None = Field(description="Smallest (bound - value) / bound over the SLO; negative: missed.")

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from tunewright.controller import spares
 from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
-from tunewright.controller.searching import advance_trial, fault_of
+from tunewright.controller.searching import advance_running, fault_of
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import Phase
 from tunewright.domain.quality import judge_quality
@@ -23,42 +24,54 @@ from tunewright.domain.tuning import PromotionMode
 
 
 def confirming(record: TuningRecord, context: Context) -> Step:
-    """Measure the next of this round; after each whole round, look whether the gains are settled."""
-    trials = context.store.trials(record.name)
-    current = trial.running(trials)
-    if current is not None and (step := advance_trial(record, current, context)) is not None:
+    """Measure the members of this round; after each whole round, look whether the gains are settled."""
+    step, trials, free = advance_running(record, context.store.trials(record.name), context)
+    slots = spares.sound(trials, record.tuning.spec.spare.parallelism, context.clock.now())
+    if step is not None and not free:
         return step
-    confirm = record.tuning.spec.confirm
+    record, confirm = step.record if step else record, record.tuning.spec.confirm
     mine = [t for t in trials if t.purpose is TrialPurpose.CONFIRM]
     open_ = [f for f in record.finalists if f.gain is None or f.gain.status is ConfirmStatus.RUNNING]
     if not open_:
-        return _conclude(record, mine, context)
+        return step or _conclude(record, mine, context)
     round_ = max((t.round for t in mine), default=1)
-    missing = _missing(record, open_, mine, round_)
+    missing = _missing(record, open_, mine, round_, slots, free)
+    if missing is None and step is not None:
+        return step
     if missing is None:
         looked = tuple(_look(record, f, mine) if f in open_ else f for f in record.finalists)
         after = update(record, finalists=looked)
         still = [f for f in looked if f.gain is not None and f.gain.status is ConfirmStatus.RUNNING]
         if not still or _decided(looked):
             return _conclude(after, mine, context)
-        missing = _missing(after, still, mine, round_ + 1)
+        missing = _missing(after, still, mine, round_ + 1, slots, free)
         record, round_ = after, round_ + 1
         if missing is None:
             return _conclude(after, mine, context)
     sentence = f"Confirming, round {round_} of at most {confirm.max_rounds}: {_standing(record.finalists)}."
-    new = trial.new_trial(trials, missing, TrialPurpose.CONFIRM, f"confirming, round {round_}", round_)
+    candidate, slot = missing
+    new = trial.new_trial(trials, candidate, TrialPurpose.CONFIRM, f"confirming, round {round_}", round_, slot)
     context.store.save_trial(record.name, new)
     return Step(say(record, sentence), 0.0)
 
 
 def _missing(
-    record: TuningRecord, open_: Sequence[Finalist], mine: Sequence[TrialRecord], round_: int
-) -> Candidate | None:
-    """Who has not run in this round yet; the order turns round by round, so that drift favours nobody."""
+    record: TuningRecord,
+    open_: Sequence[Finalist],
+    mine: Sequence[TrialRecord],
+    round_: int,
+    slots: Sequence[int],
+    free: Sequence[int],
+) -> tuple[Candidate, int] | None:
+    """Who has not run in this round yet and can start now, and on which spare.
+
+    The order turns round by round, and with it the spare of each: neither drift nor a slower GPU favours anybody.
+    """
     members = [record.baseline or Candidate(), *(f.candidate for f in open_)]
     turn = (round_ - 1) % len(members)
-    done = {t.candidate.hash for t in mine if t.round == round_}
-    return next((c for c in (*members[turn:], *members[:turn]) if c.hash not in done), None)
+    begun = {t.candidate.hash for t in mine if t.round == round_}
+    order = [(c, slots[at % len(slots)]) for at, c in enumerate((*members[turn:], *members[:turn]))]
+    return next(((c, slot) for c, slot in order if c.hash not in begun and slot in free), None)
 
 
 def _look(record: TuningRecord, finalist: Finalist, mine: Sequence[TrialRecord]) -> Finalist:

@@ -126,8 +126,7 @@ def _too_late(record: TuningRecord, limit: float, context: Context) -> Step:
 
 
 def _release_spare(record: TuningRecord, context: Context) -> None:
-    """End a running trial so that nothing holds the spare; it can be taken up again later."""
-    current = trial.running(context.store.trials(record.name))
-    if current is None or current.phase is TrialPhase.PENDING:
-        return
-    context.store.save_trial(record.name, trial.put_back(current, context))
+    """End every running trial so that nothing holds a spare; they can be taken up again later."""
+    for current in trial.running(context.store.trials(record.name)):
+        if current.phase is not TrialPhase.PENDING:
+            context.store.save_trial(record.name, trial.put_back(current, context))

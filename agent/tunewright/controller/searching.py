@@ -1,5 +1,9 @@
 """Baselining and Searching: trials until the budget ends, then the finalists."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tunewright.controller import spares
 from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
 from tunewright.domain.candidate import Candidate
@@ -13,7 +17,14 @@ from tunewright.domain.state import (
     TrialRecord,
     TuningRecord,
 )
-from tunewright.domain.step import Step, enter, say
+from tunewright.domain.step import Step, enter, say, update
+from tunewright.ports import PortError
+
+TROUBLE_WAIT = 5.0
+"""Seconds at most between two tries of a step of one of several trials: the ends of the others must be noticed."""
+
+PATIENCE = 8
+"""Failures in a row, half a minute of them, after which a trial that can't be launched moves to another spare."""
 
 
 def baselining(record: TuningRecord, context: Context) -> Step:
@@ -25,7 +36,7 @@ def baselining(record: TuningRecord, context: Context) -> Step:
         first = trial.new_trial(trials, baseline, TrialPurpose.BASELINE, "what production runs now")
         context.store.save_trial(record.name, first)
         return Step(say(record, "Measuring the baseline on the spare."), 0.0)
-    if (step := advance_trial(record, mine[-1], context)) is not None:
+    if (step := advance_running(record, trials, context).step) is not None:
         return step
     done = mine[-1]
     if done.outcome is TrialOutcome.FAILED or done.objective is None:
@@ -36,36 +47,66 @@ def baselining(record: TuningRecord, context: Context) -> Step:
 
 
 def searching(record: TuningRecord, context: Context) -> Step:
-    """Run proposals one by one until the budget ends or there is nothing left to try."""
-    trials = context.store.trials(record.name)
-    current = trial.running(trials)
-    if current is not None:
-        step = advance_trial(record, current, context)
-        if step is not None:
-            return step
-    ended = _budget_ended(record, trials, context.clock.now())
+    """Run proposals, one on each spare at a time, until the budget ends or there is nothing left to try."""
+    now, count = context.clock.now(), record.tuning.spec.spare.parallelism
+    step, trials, free = advance_running(record, context.store.trials(record.name), context)
+    if step is not None and not free:
+        return step
+    ended = _budget_ended(record, trials, now)
     if ended is None:
         proposal = context.proposer.propose(record.baseline or Candidate(), trials, record.profile)
         if proposal is not None:
-            new = trial.new_trial(trials, proposal.candidate, TrialPurpose.SEARCH, proposal.reason)
+            new = trial.new_trial(trials, proposal.candidate, TrialPurpose.SEARCH, proposal.reason, slot=free[0])
             context.store.save_trial(record.name, new)
-            return Step(say(record, f"Trial {new.number}: {proposal.reason}."), 0.0)
+            sentence = f"Trial {new.number}: {proposal.reason}. {spares.left_out(trials, count, now)}"
+            return Step(say(step.record if step else record, sentence.rstrip()), 0.0)
         ended = "there is nothing left to try"
-    return _choose_finalists(record, trials, ended, context)
+    return step or _choose_finalists(record, trials, ended, context)
 
 
-def advance_trial(record: TuningRecord, current: TrialRecord, context: Context) -> Step | None:
-    """Take the running trial one step further and write it down; None once it is done."""
-    if current.phase is TrialPhase.DONE:
-        return None
-    after = trial.advance(record, current, context)
-    if after != current:
-        context.store.save_trial(record.name, after)
-    moved = after.phase is not current.phase
-    return Step(record, 0.0 if moved else trial.POLL)
+class Advanced(NamedTuple):
+    """What became of the running trials in one pass."""
+
+    step: Step | None  # None: there were none
+    trials: list[TrialRecord]
+    free: list[int]  # spares on which a trial can start in this pass
 
 
-def _budget_ended(record: TuningRecord, trials: list[TrialRecord], now: float) -> str | None:
+def advance_running(record: TuningRecord, trials: Sequence[TrialRecord], context: Context) -> Advanced:
+    """Take every running trial one step further, and write each down.
+
+    Trouble with one of several does not hold up the others; one that can't be launched moves to another spare.
+    """
+    now, count = context.clock.now(), record.tuning.spec.spare.parallelism
+    before, running, after = spares.free(trials, count, now), trial.running(trials), {each.id: each for each in trials}
+    troubles = []
+    for current in running:
+        beside = [other for other in running if other.id != current.id]
+        try:
+            after[current.id] = trial.advance(record, current, beside, context)
+        except PortError as error:
+            if count == 1:
+                raise
+            troubles.append(error)
+            elsewhere = spares.free(list(after.values()), count, now)
+            if current.phase is TrialPhase.PENDING and record.errors >= PATIENCE and elsewhere:
+                after[current.id] = update(trial.put_back(current, context), slot=elsewhere[0])
+        if after[current.id] != current:
+            context.store.save_trial(record.name, after[current.id])
+    free = [slot for slot in spares.free(list(after.values()), count, now) if slot in before]
+    if troubles:
+        again = min(TROUBLE_WAIT, 0.5 * 2 ** min(record.errors, 10))
+        meanwhile = ", while other trials go on" if len(troubles) < len(running) else ""
+        sentence = f"Trying again in {again:g}s{meanwhile}: {troubles[0]}"
+        told = update(record, errors=record.errors + 1, sentence=sentence)
+        return Advanced(Step(told, again), list(after.values()), free)
+    moved = any(after[current.id].phase is not current.phase for current in running)
+    step = Step(record, 0.0 if moved else trial.POLL) if running else None
+    return Advanced(step, list(after.values()), free)
+
+
+def _budget_ended(record: TuningRecord, trials: Sequence[TrialRecord], now: float) -> str | None:
+    """Why no other trial may start; those that run are reckoned to take what trials took so far."""
     budget = record.tuning.spec.budget
     tried = [t for t in trials if t.purpose is TrialPurpose.SEARCH]
     if len(tried) >= budget.trials:
@@ -73,7 +114,8 @@ def _budget_ended(record: TuningRecord, trials: list[TrialRecord], now: float) -
     lengths = sorted(t.gpu_seconds for t in trials if t.finished_at is not None)
     expected = lengths[len(lengths) // 2] if lengths else 0.0
     if budget.gpu_minutes is not None:
-        used = sum(t.gpu_seconds for t in trials) / 60
+        held = [max(expected, now - t.created_at) if t.created_at else expected for t in trial.running(trials)]
+        used = (sum(t.gpu_seconds for t in trials if t.phase is TrialPhase.DONE) + sum(held)) / 60
         if used + expected / 60 > budget.gpu_minutes:
             return f"{used:.1f} of {budget.gpu_minutes:g} GPU minutes are used and another trial would not fit"
     if budget.wall_time is not None:
@@ -83,7 +125,7 @@ def _budget_ended(record: TuningRecord, trials: list[TrialRecord], now: float) -
     return None
 
 
-def _choose_finalists(record: TuningRecord, trials: list[TrialRecord], ended: str, context: Context) -> Step:
+def _choose_finalists(record: TuningRecord, trials: Sequence[TrialRecord], ended: str, context: Context) -> Step:
     now, spec = context.clock.now(), record.tuning.spec
     baseline = next(t for t in trials if t.purpose is TrialPurpose.BASELINE)
     tried = [t for t in trials if t.purpose is TrialPurpose.SEARCH]
@@ -117,7 +159,7 @@ def _choose_finalists(record: TuningRecord, trials: list[TrialRecord], ended: st
     return Step(enter(record, Phase.CONFIRMING, sentence, now, finalists=finalists), 0.0)
 
 
-def _nearest(trials: list[TrialRecord], ended: str) -> str:
+def _nearest(trials: Sequence[TrialRecord], ended: str) -> str:
     measured = [t for t in trials if t.slo_margin is not None]
     if not measured:
         return f"No candidate could be measured at all, so none meets the SLO: {ended}."

@@ -1,5 +1,7 @@
 """One trial, from launch to nothing left behind. Each step may be taken again after a crash."""
 
+from collections.abc import Sequence
+
 from tunewright.controller.context import Context
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.objective import judge
@@ -30,9 +32,14 @@ def run_id(trial: TrialRecord) -> str:
 
 
 def new_trial(
-    trials: list[TrialRecord], candidate: Candidate, purpose: TrialPurpose, reason: str, round_: int = 0
+    trials: Sequence[TrialRecord],
+    candidate: Candidate,
+    purpose: TrialPurpose,
+    reason: str,
+    round_: int = 0,
+    slot: int = 0,
 ) -> TrialRecord:
-    """The next trial of a tuning, with its deterministic id."""
+    """The next trial of a tuning, with its deterministic id; `slot` is the spare that it runs on."""
     number = max((trial.number for trial in trials), default=-1) + 1
     return TrialRecord(
         id=f"{number:03d}-{candidate.hash}",
@@ -41,19 +48,23 @@ def new_trial(
         candidate=candidate,
         round=round_,
         reason=reason,
+        slot=slot,
     )
 
 
-def running(trials: list[TrialRecord]) -> TrialRecord | None:
-    """The trial that is not done; there is at most one."""
-    return next((trial for trial in trials if trial.phase is not TrialPhase.DONE), None)
+def running(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The trials that are not done: at most one on each spare, but right after an edit to fewer spares."""
+    return [trial for trial in trials if trial.phase is not TrialPhase.DONE]
 
 
-def advance(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRecord:
-    """Take one step of a trial; the caller writes what comes back before the next one."""
+def advance(record: TuningRecord, trial: TrialRecord, beside: Sequence[TrialRecord], context: Context) -> TrialRecord:
+    """Take one step of a trial while those of `beside` run too; the caller writes what comes back before the next."""
+    spares = record.tuning.spec.spare.parallelism
+    if trial.slot >= spares:  # the spec was edited to fewer spares: this one's GPU is ours no longer
+        return update(put_back(trial, context), slot=trial.slot % spares)
     match trial.phase:
         case TrialPhase.PENDING:
-            return _launch(trial, context)
+            return trial if _waits(trial, beside) else _launch(trial, beside, context)
         case TrialPhase.STARTING:
             return _await_ready(record, trial, context)
         case TrialPhase.MEASURING:
@@ -71,18 +82,24 @@ def put_back(trial: TrialRecord, context: Context) -> TrialRecord:
     return update(trial, phase=TrialPhase.PENDING, attempt=trial.attempt + 1, measurement=None, failure=None)
 
 
-def spare_is_free(trials: list[TrialRecord], context: Context) -> bool:
-    """Whether a trial that was put back is gone from the spare: ending it takes looks, which nobody else takes."""
+def spare_is_free(trials: Sequence[TrialRecord], context: Context) -> bool:
+    """Whether trials that were put back are gone from their spares: ending takes looks, which nobody else takes."""
     halted = [t for t in trials if t.phase is TrialPhase.PENDING and t.attempt > 1]
     looks = [context.spare.poll(run_id(update(t, attempt=t.attempt - 1))) for t in halted]
     return all(look.phase is ServerPhase.ABSENT for look in looks)
 
 
-def _launch(trial: TrialRecord, context: Context) -> TrialRecord:
+def _waits(trial: TrialRecord, beside: Sequence[TrialRecord]) -> bool:
+    """Whether another one is on its spare, or comes first: so it may be after an edit to fewer spares."""
+    same = [other for other in beside if other.slot == trial.slot]
+    return any(other.phase is not TrialPhase.PENDING or other.number < trial.number for other in same)
+
+
+def _launch(trial: TrialRecord, beside: Sequence[TrialRecord], context: Context) -> TrialRecord:
     now = context.clock.now()
-    context.spare.sweep(keep=[run_id(trial)])
+    context.spare.sweep(keep=[run_id(each) for each in (trial, *beside)])
     try:
-        context.spare.start(run_id(trial), trial.candidate)
+        context.spare.start(run_id(trial), trial.candidate, trial.slot)
     except Refused as refusal:
         failure = Failure(kind=FailureKind.INVALID_COMBINATION, cause=str(refusal))
         return _to(trial, TrialPhase.STOPPING, now, created_at=now, failure=failure)
@@ -92,7 +109,7 @@ def _launch(trial: TrialRecord, context: Context) -> TrialRecord:
 def _await_ready(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRecord:
     now, server = context.clock.now(), context.spare.poll(run_id(trial))
     if server.phase is ServerPhase.ABSENT:
-        context.spare.start(run_id(trial), trial.candidate)
+        context.spare.start(run_id(trial), trial.candidate, trial.slot)
         return trial
     if server.phase is ServerPhase.FAILED:
         return _to(trial, TrialPhase.STOPPING, now, failure=server.failure or _unknown(server.detail))

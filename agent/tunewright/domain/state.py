@@ -109,6 +109,7 @@ class TrialRecord(Model):
     candidate: Candidate
     round: int = Field(default=0, ge=0, description="Confirming round, from 1; 0 elsewhere.")
     reason: str = Field(default="", description="Why this candidate was proposed.")
+    slot: int = Field(default=0, ge=0, description="The spare it runs on: 0, 1, … below `spare.parallelism`.")
     attempt: int = Field(default=1, ge=1, description="Counts launches; part of the name of each.")
     machine_faults: int = Field(default=0, ge=0, description="Attempts that the machine spoilt.")
     phase: TrialPhase = TrialPhase.PENDING
@@ -132,7 +133,7 @@ class TrialRecord(Model):
 
     @property
     def gpu_seconds(self) -> float:
-        """Seconds that this trial held the spare."""
+        """Seconds that this trial held its spare."""
         return (self.finished_at or self.phase_since) - self.created_at if self.created_at else 0.0
 
 

@@ -13,6 +13,7 @@ from tunewright.domain.units import Duration, Percentage, format_duration
 
 LATENCIES: tuple[LatencyName, ...] = ("ttft", "tpot", "itl", "e2e")
 PERCENTILES: tuple[PercentileName, ...] = ("p50", "p90", "p95", "p99")
+MAX_SPARES = 16
 _URL = r"^https?://[^\s/?#]+(/[^\s?#]*)?$"
 
 
@@ -32,7 +33,8 @@ class Target(Model):
     command: tuple[str, ...] = Field(
         default=(),
         description="Command of one production server, as `[vllm, serve, MODEL, --port, '{port}']`; "
-        "`{port}` is filled in, and `{replica}` by 0, 1, … (one past the last: canary and spare). "
+        "`{port}` is filled in, and `{replica}` by 0, 1, … (one past the last: canary and spare; further spares: the "
+        "numbers after that). "
         "Tunewright starts the replicas and a proxy before them.",
     )
     environment: dict[str, str] = Field(
@@ -105,6 +107,13 @@ class Spare(Model):
         default="/root/.cache/vllm", pattern=r"^/.*$", description="In a cluster: where that claim is mounted."
     )
     start_timeout: Duration = Field(default=900.0, description="A trial that is not ready by then has failed.")
+    parallelism: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_SPARES,
+        description="Trials at a time, each on a spare of its own: in a cluster as many pods, on one machine as many "
+        "servers, whose `{replica}` counts up from the first spare's. Their GPUs must be of one kind.",
+    )
 
 
 class Metrics(Model):
@@ -270,7 +279,7 @@ class Budget(Model):
     """What a tuning may cost; the first limit that is reached ends the search."""
 
     trials: int = Field(default=20, ge=1, le=1000, description="Trials of the search, without the confirming runs.")
-    gpu_minutes: float | None = Field(default=None, gt=0, description="Minutes that the spare may be held.")
+    gpu_minutes: float | None = Field(default=None, gt=0, description="Minutes that spares may be held, in all.")
     wall_time: Duration | None = Field(default=None, description="Time from the start of the search.")
 
 
@@ -379,10 +388,13 @@ class TuningSpec(Model):
 
     @property
     def spec_hash(self) -> str:
-        """Names what results depend on; a change of it starts the tuning anew, other edits don't."""
+        """Names what results depend on; a change of it starts the tuning anew, other edits don't.
+
+        How many spares there are decides when results come, not what they are.
+        """
         fields = {"target", "spare", "metrics", "objective", "slo", "load", "search", "quality"}
-        told_only = {"objective": {"api_price_per_million_tokens"}}
-        return content_hash(self.model_dump(mode="json", include=fields, exclude=told_only))
+        others = {"objective": {"api_price_per_million_tokens"}, "spare": {"parallelism"}}
+        return content_hash(self.model_dump(mode="json", include=fields, exclude=others))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

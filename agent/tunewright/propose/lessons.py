@@ -49,8 +49,11 @@ class Lessons:
         self._ran_with = [share for share in shares if share is not None]
         faults: dict[str, int] = {}
         for trial in trials:
+            ended = trial.outcome is not None
+            if not ended:  # it runs, or will run again: nobody else is to try the same meanwhile
+                self.tried.add(trial.candidate.hash)
             if machine_fault(trial):
-                faults[trial.candidate.hash] = faults.get(trial.candidate.hash, 0) + 1
+                faults[trial.candidate.hash] = faults.get(trial.candidate.hash, 0) + ended
                 continue
             self.tried.add(trial.candidate.hash)
             if trial.failure is not None:

@@ -1,4 +1,4 @@
-"""Space, history and seed to the next candidate. Nothing is kept between calls: the trials are the only state."""
+"""Space, history and seed to the next candidate. The trials are the only state."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -43,12 +43,22 @@ class OptunaProposer:
         check_search(search)
         self._search, self._facts = search, facts
         self._load = load or Load()
+        self._exhausted: tuple[Candidate, tuple[TrialRecord, ...]] | None = None
 
     def propose(
         self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
     ) -> Proposal | None:
         """A candidate that was not tried yet and may run; None when the space is exhausted."""
-        profile = _as_sent(profile, self._load)
+        asked = (baseline, tuple(trials))
+        if asked == self._exhausted:  # asked over and over while the last trials run, beside what is measured
+            return None
+        proposal = self._propose(baseline, trials, _as_sent(profile, self._load))
+        self._exhausted = asked if proposal is None else None
+        return proposal
+
+    def _propose(
+        self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
+    ) -> Proposal | None:
         facts = self._facts_with(trials)
         space = build_space(self._search, facts, baseline, trials)
         lessons = Lessons(trials, space.defaults)

@@ -82,7 +82,8 @@ TRIAL_FAILURES = _of_tuning(
 )  # fmt: skip
 SPARE_PHASE_SECONDS = _of_tuning(
     "tuning_spare_phase_seconds",
-    "How long the running trial has been in its phase (Pending, Starting, Measuring, Stopping); absent without one.",
+    "How long a running trial has been in its phase (Pending, Starting, Measuring, Stopping), of several in one phase "
+    "the longest; absent without one.",
     "phase",
 )
 SPARE_START_TIMEOUT = _of_tuning(
@@ -118,8 +119,8 @@ KNOB_EFFECT_HIGH = _of_tuning(
 )
 GPU_SECONDS = _of_tuning(
     "tuning_gpu_seconds",
-    "Time of the spare from the first to the last finished trial, times the GPUs of one server, by use: starting, "
-    "warming, measuring, other, and idle between trials. Starts again from 0 when the tuning starts anew.",
+    "Time of the spares, each from its first to its last finished trial, times the GPUs of one server, by use: "
+    "starting, warming, measuring, other, and idle between trials. Starts again from 0 when the tuning starts anew.",
     "use",
 )
 

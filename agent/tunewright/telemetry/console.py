@@ -4,8 +4,8 @@ import re
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 from types import TracebackType
 from typing import TextIO
@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tunewright.controller.deadlines import deadline
+from tunewright.controller.trials import running
 from tunewright.domain.phases import TERMINAL, Phase
 from tunewright.domain.state import Gain, TrialOutcome, TrialPhase, TrialPurpose, TrialRecord, TuningRecord
 from tunewright.domain.step import age
@@ -48,16 +49,32 @@ _GOOD_ENDS = {Phase.PROMOTED, Phase.RECOMMENDED}
 
 
 @dataclass(frozen=True)
+class Doing:
+    """What a trial or a promotion does just now (`waiting for the server`, `warming up`).
+
+    `progress` is how far that is (0 to 1; None: not known).
+    """
+
+    stage: str = ""
+    progress: float | None = None
+
+    def __str__(self) -> str:
+        share = f" {min(max(self.progress, 0.0), 1.0):.0%}" if self.progress is not None else ""
+        return f"{clean(self.stage)}{share}"
+
+
+@dataclass(frozen=True)
 class LiveStatus:
     """What only the running loop knows: nothing of it is in the records.
 
-    `stage` is what the current trial or promotion does just now (`waiting for the server`, `warming up`), `progress`
-    how far that is (0 to 1; None: not known), `report` where the report was written.
+    `stage` and `progress` are those of the trial that runs, or of the promotion; where several trials run, `trials` has
+    each one's by id. `report` is where the report was written.
     """
 
     stage: str = ""
     progress: float | None = None
     report: str | None = None
+    trials: Mapping[str, Doing] = field(default_factory=dict)
 
 
 class Console:
@@ -187,7 +204,8 @@ def trial_line(record: TuningRecord, trials: Sequence[TrialRecord], trial: Trial
     """All there is to say of one trial, in one line."""
     what = difference_text(record.baseline, trial.candidate)
     if trial.phase is not TrialPhase.DONE:
-        again = f", attempt {trial.attempt}" if trial.attempt > 1 else ""
+        again = f" on spare {trial.slot}" if record.tuning.spec.spare.parallelism > 1 else ""
+        again += f", attempt {trial.attempt}" if trial.attempt > 1 else ""
         why = f" ({trial.reason})" if trial.reason else ""
         return f"starting{again}: {what}{why}"
     outcome = str(trial.outcome or "ended")
@@ -284,21 +302,23 @@ def progress_view(record: TuningRecord, trials: Sequence[TrialRecord], live: Liv
     parts: list[RenderableType] = [trials_table(record, trials, TABLE_ROWS)] if trials else []
     budget = record.tuning.spec.budget.trials
     done = sum(trial.purpose is TrialPurpose.SEARCH and trial.phase is TrialPhase.DONE for trial in trials)
-    current = next((trial for trial in trials if trial.phase is not TrialPhase.DONE), None)
     line = Table.grid(padding=(0, 1))
     label = Text(f"{clean(record.name)} {record.phase}", style="bold")
-    doing = trial_title(current) + f" {current.phase}" if current is not None else ""
-    stage = ", ".join(part for part in (doing, clean(live.stage)) if part)
-    if live.progress is not None:
-        stage += f" {min(max(live.progress, 0.0), 1.0):.0%}"
     line.add_row(label, ProgressBar(total=budget, completed=min(done, budget), width=24), f"{done}/{budget} trials")
     parts.append(line)
-    if stage:
-        parts.append(Text(f"  {stage}", style="dim"))
+    parts += [Text(f"  {stage}", style="dim") for stage in _stages(trials, live)]
     if best := best_text(record, trials):
         parts.append(Text(f"  {clean(best)}"))
     parts.append(Text(f"  {left_text(record, trials, now)}", style="dim"))
     return Group(*parts)
+
+
+def _stages(trials: Sequence[TrialRecord], live: LiveStatus) -> list[str]:
+    """What each running trial does, or the promotion."""
+    doing = Doing(live.stage, live.progress)
+    named = [(f"{trial_title(trial)} {trial.phase}", live.trials.get(trial.id, doing)) for trial in running(trials)]
+    lines = [", ".join(part for part in (name, str(own)) if part) for name, own in named or [("", doing)]]
+    return [line for line in lines if line]
 
 
 def trials_table(record: TuningRecord, trials: Sequence[TrialRecord], rows: int | None = None) -> Table:

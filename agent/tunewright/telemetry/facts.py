@@ -20,7 +20,7 @@ from tunewright.domain.tuning import Objective
 
 @dataclass(frozen=True)
 class SpareTime:
-    """Seconds that one finished trial, or several, held the spare, by use."""
+    """Seconds that one finished trial, or several, held their spare, by use."""
 
     starting: float = 0.0
     warming: float = 0.0
@@ -118,10 +118,13 @@ def spare_time_of_all(trials: Sequence[TrialRecord]) -> SpareTime:
 
 
 def idle_seconds(trials: Sequence[TrialRecord]) -> float:
-    """Seconds between the first and the last finished trial in which none held the spare."""
+    """Seconds between the first and the last finished trial of each spare in which none held it, over all spares."""
     done = [trial for trial in trials if trial.phase is TrialPhase.DONE and trial.created_at and trial.finished_at]
-    if not done:
-        return 0.0
+    slots = sorted({trial.slot for trial in done})
+    return sum((_idle([trial for trial in done if trial.slot == slot]) for slot in slots), 0.0)
+
+
+def _idle(done: Sequence[TrialRecord]) -> float:
     span = max(trial.finished_at or 0.0 for trial in done) - min(trial.created_at for trial in done)
     return max(0.0, span - sum(max(0.0, trial.gpu_seconds) for trial in done))
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from tunewright.controller.deadlines import deadline
+from tunewright.controller.trials import running
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import Measurement
 from tunewright.domain.phases import Phase
@@ -121,15 +122,17 @@ def _trials(record: TuningRecord, trials: Sequence[TrialRecord], now: float) -> 
         for outcome in TrialOutcome:
             count = sum(trial.outcome is outcome for trial in mine)
             yield catalog.TRIALS, (purpose.value, outcome.value), float(count)
-        running = sum(trial.phase is not TrialPhase.DONE for trial in mine)
-        yield catalog.TRIALS, (purpose.value, "running"), float(running)
+        yield catalog.TRIALS, (purpose.value, "running"), float(len(running(mine)))
     kinds = [trial.failure.kind for trial in trials if trial.failure is not None]
     for kind in sorted(set(kinds)):
         yield catalog.TRIAL_FAILURES, (kind.value,), float(kinds.count(kind))
-    current = next((trial for trial in trials if trial.phase is not TrialPhase.DONE), None)
-    if current is not None and record.suspended_since is None:
-        since = current.phase_since or now  # one that was only just proposed has no moment yet
-        yield catalog.SPARE_PHASE_SECONDS, (current.phase.value,), max(0.0, now - since)
+    if record.suspended_since is None:
+        longest: dict[str, float] = {}
+        for trial in running(trials):
+            since = trial.phase_since or now  # one that was only just proposed has no moment yet
+            longest[trial.phase.value] = max(longest.get(trial.phase.value, 0.0), now - since)
+        for phase, seconds in longest.items():
+            yield catalog.SPARE_PHASE_SECONDS, (phase,), seconds
 
 
 def _objective(record: TuningRecord, trials: Sequence[TrialRecord]) -> Iterator[Sample]:

@@ -1,4 +1,4 @@
-"""The spare as pods: one candidate at a time, in a pod made from the target's own pod template."""
+"""The spares as pods: one candidate at a time on each, in a pod made from the target's own pod template."""
 
 import copy
 import json
@@ -36,6 +36,7 @@ _LOOKS = 4
 _TRIAL, _LOG = "trial", "log"
 _READY_ANNOTATION = f"{GROUP}/ready"
 _CANDIDATE_ANNOTATION = f"{GROUP}/candidate"
+_SLOT_LABEL = f"{GROUP}/spare"
 _SCRAPED = "prometheus.io/"
 
 
@@ -57,7 +58,10 @@ class KubernetesSpare:
         parallelism: int = 1,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`start_timeout` bounds the wait for a node, and then the start itself, in seconds each."""
+        """`start_timeout` bounds the wait for a node, and then the start itself, in seconds each.
+
+        A spare is what the scheduler gives a pod: `parallelism` bounds how many there are at a time.
+        """
         self._kube, self._owner, self._target, self._clock = kube, owner, target, clock
         self._start_timeout, self._parallelism = start_timeout, parallelism
         self._overrides = overrides or Overrides()
@@ -70,8 +74,13 @@ class KubernetesSpare:
 
     # --- the port ---
 
-    def start(self, trial_id: str, candidate: Candidate) -> None:
-        """Create its pod unless it is there. Raises `PortError` while something of an earlier trial is still there."""
+    def start(self, trial_id: str, candidate: Candidate, slot: int = 0) -> None:
+        """Create its pod on spare `slot` unless it is there.
+
+        Raises `PortError` while something of another trial is still on that spare, or for one that we don't have.
+        """
+        if slot >= self._parallelism:
+            raise PortError(f"there is no spare {slot}: spare.parallelism is {self._parallelism}")
         name = self._name(trial_id)
         there = self._pod(trial_id)
         if there is not None:
@@ -79,8 +88,8 @@ class KubernetesSpare:
                 raise PortError(f"pod {name} is still being ended; poll it until it is absent, then start it")
             self._launched.add(trial_id)
             return
-        self._refuse_while_others_are_there(trial_id)
-        pod = self._make(trial_id, candidate)
+        self._refuse_while_others_are_there(trial_id, slot)
+        pod = self._make(trial_id, candidate, slot)
         try:
             self._kube.create(PODS, pod, self._target.namespace)
         except AlreadyExists:
@@ -152,13 +161,14 @@ class KubernetesSpare:
             raise Refused("an empty id can't name a trial")
         return joined(self._owner.name, trial_id)
 
-    def _refuse_while_others_are_there(self, trial_id: str) -> None:
-        others = [pod for pod in self._trials() if _trial_of(pod) != trial_id]
-        if len(others) >= self._parallelism:
+    def _refuse_while_others_are_there(self, trial_id: str, slot: int) -> None:
+        others = [pod for pod in self._trials() if _trial_of(pod) != trial_id and _slot_of(pod) == slot]
+        if others:
             told = ", ".join(f"{_trial_of(pod)} (pod {pods.name_of(pod)}, {pods.phase(pod)})" for pod in others)
-            raise PortError(f"trial {told} is still on the spare")
+            which = f"spare {slot}" if self._parallelism > 1 else "the spare"
+            raise PortError(f"trial {told} is still on {which}")
 
-    def _make(self, trial_id: str, candidate: Candidate) -> Json:
+    def _make(self, trial_id: str, candidate: Candidate, slot: int) -> Json:
         deployment = self._target.read(self._kube)
         template = self._target.template(deployment)
         self._prober.headers(template)
@@ -174,6 +184,7 @@ class KubernetesSpare:
         spec["terminationGracePeriodSeconds"] = STOP_GRACE
         tie_to_node(spec, tied_node(self._kube, self._target.namespace, spec, own_pods(self._kube, deployment)))
         metadata = self._owner.metadata(self._name(trial_id), _TRIAL)
+        metadata["labels"][_SLOT_LABEL] = str(slot)
         theirs = (rendered.get("metadata") or {}).get("annotations") or {}
         metadata["annotations"] = {
             **{key: text for key, text in theirs.items() if not key.startswith(_SCRAPED)},  # not production's series
@@ -347,6 +358,10 @@ class KubernetesSpare:
 
 def _trial_of(pod: Json) -> str:
     return str((pod["metadata"].get("annotations") or {}).get(TRIAL_ANNOTATION) or "")
+
+
+def _slot_of(pod: Json) -> int:
+    return int((pod["metadata"].get("labels") or {}).get(_SLOT_LABEL) or 0)
 
 
 def _candidate_of(pod: Json) -> Candidate:

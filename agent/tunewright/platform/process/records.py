@@ -18,7 +18,7 @@ class Launch(Model):
     """Written before the process is started."""
 
     name: str
-    slot: str = Field(default="", description="Its place in the fleet.")
+    slot: str = Field(default="", description="Its place in the fleet; on the spares, which of them.")
     candidate: Candidate
     base: str = Field(description="Hash of the command and environment without the knobs.")
     host: str = Field(description="Address it is reached at.")

@@ -1,4 +1,4 @@
-"""The spare as processes on this machine: one server under test at a time, and nothing left of the one before."""
+"""The spares as processes on this machine: one server under test on each, and nothing left of the one before."""
 
 import os
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ LOGS_KEPT = 200
 
 
 class _GpuBefore(Model):
-    """Memory in use before the first trial, per GPU, in MiB: what is not ours to free."""
+    """Memory in use before a spare's first trial, per GPU, in MiB: what is not ours to free."""
 
     used: dict[str, float] = Field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class ProcessSpare:
         self._first_port = target.first_port
         self._start_timeout = spare.start_timeout
         self._model = target.model
-        self._replica = target.replicas
+        self._first_replica, self._spares = target.replicas, spare.parallelism
         self._environment = {**target.environment, **spare.environment}
         self._command = Command(spare.command or target.command, self._environment, target.api_key_file)
         self._servers: dict[str, Server] = {}
@@ -45,22 +45,24 @@ class ProcessSpare:
         """The command under test."""
         return self._command
 
-    def start(self, trial_id: str, candidate: Candidate) -> None:
-        """Launch it unless it already is. Raises `PortError` while something of an earlier trial is still there."""
+    def start(self, trial_id: str, candidate: Candidate, slot: int = 0) -> None:
+        """Launch it on spare `slot`, unless it is launched already: its `{replica}` is the one past production's plus
+        `slot`. Raises `PortError` while something of another trial is still on that spare, or for one we don't have.
+        """
+        if slot >= self._spares:
+            raise PortError(f"there is no spare {slot}: spare.parallelism is {self._spares}")
         server = self._server(trial_id)
         if server.launch is None:
-            for other in self._present():
-                if other == trial_id:
-                    continue
-                status = self._server(other).poll()
-                if status.phase is not ServerPhase.ABSENT:
-                    raise PortError(f"trial {other} is still on the spare ({status.phase}): {status.detail}")
-            strangers = self._strangers()
-            if strangers:
-                raise PortError(f"processes {strangers} of an earlier trial are still there; sweep the spare")
-            self._prove_memory_free()
+            self._refuse_while_others_are_there(trial_id, slot)
+            self._prove_memory_free(slot)
             self._drop_old_logs()
-        server.start(candidate, first_port=self._first_port, start_timeout=self._start_timeout, replica=self._replica)
+        server.start(
+            candidate,
+            first_port=self._first_port,
+            start_timeout=self._start_timeout,
+            replica=self._first_replica + slot,
+            slot=str(slot),
+        )
 
     def poll(self, trial_id: str) -> ServerStatus:
         """How it is; notices a death within a second, also under load. `ABSENT` when nothing is left of it."""
@@ -98,6 +100,19 @@ class ProcessSpare:
 
     # --- what is left of others ---
 
+    def _refuse_while_others_are_there(self, trial_id: str, slot: int) -> None:
+        for other in self._present():
+            launch = self._server(other).launch
+            if other == trial_id or (launch is not None and int(launch.slot or 0) != slot):
+                continue
+            status = self._server(other).poll()
+            if status.phase is not ServerPhase.ABSENT:
+                which = f"spare {slot}" if self._spares > 1 else "the spare"
+                raise PortError(f"trial {other} is still on {which} ({status.phase}): {status.detail}")
+        strangers = self._strangers()
+        if strangers:
+            raise PortError(f"processes {strangers} of an earlier trial are still there; sweep the spare")
+
     def _server(self, trial_id: str) -> Server:
         if not trial_id or "/" in trial_id or trial_id.startswith("."):
             raise Refused(f"{trial_id!r} can't name a trial")
@@ -118,11 +133,12 @@ class ProcessSpare:
             known.update(children.group_members(child) if child is not None else ())
         return [pid for pid in children.find_marked(self._directory) if pid not in known]
 
-    def _prove_memory_free(self) -> None:
-        now = gpu.memory({**os.environ, **self._filled_environment()})
+    def _prove_memory_free(self, slot: int) -> None:
+        filled = self._command.filled(self._command.baseline, port=0, replica=self._first_replica + slot)[1]
+        now = gpu.memory({**os.environ, **filled})
         if now is None:
             return
-        path = self._directory / "gpu.json"
+        path = self._directory / (f"gpu-{slot}.json" if slot else "gpu.json")
         before = records.read(path, _GpuBefore)
         if before is None:
             records.write(path, _GpuBefore(used={device.gpu: device.used for device in now}))
@@ -134,9 +150,6 @@ class ProcessSpare:
                     f"GPU {device.gpu} has {device.used:.0f} of {device.total:.0f} MiB in use, and before the first "
                     f"trial it was {allowed - GPU_SLACK:.0f}: see `nvidia-smi` for who holds it, and end that"
                 )
-
-    def _filled_environment(self) -> dict[str, str]:
-        return self._command.filled(self._command.baseline, port=0, replica=self._replica)[1]
 
     def _drop_old_logs(self) -> None:
         folders = [path for path in self._directory.glob("*") if path.is_dir() and not (path / "launch.json").exists()]

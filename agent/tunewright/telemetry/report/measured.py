@@ -107,6 +107,12 @@ def _figure(record: TuningRecord, trial: TrialRecord) -> str:
     return objective_text(objective, trial.objective).removesuffix(f" {objective_unit(objective)}")
 
 
+def _on_its_spare(record: TuningRecord, trial: TrialRecord) -> str:
+    """The same, and where there are several spares, on which it was measured."""
+    figure = _figure(record, trial)
+    return f"{figure} (spare {trial.slot})" if record.tuning.spec.spare.parallelism > 1 else figure
+
+
 def _value(record: TuningRecord, trial: TrialRecord) -> str:
     """The same with its unit; what failed says how."""
     if trial.failure is not None:
@@ -244,11 +250,11 @@ def rounds(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     rows = []
     for round_ in sorted({trial.round for trial in confirming}):
         base = by_place.get((round_, base_hash))
-        row: list[object] = [round_, _figure(record, base) if base else "–"]
+        row: list[object] = [round_, _on_its_spare(record, base) if base else "–"]
         for name in finalists:
             trial = by_place.get((round_, name))
             gain = gain_over(objective, trial.objective if trial else None, base.objective if base else None)
-            row += [_figure(record, trial) if trial else "–", percent(gain) if gain is not None else "–"]
+            row += [_on_its_spare(record, trial) if trial else "–", percent(gain) if gain is not None else "–"]
         rows.append(row)
     results = [
         el(
