@@ -18,9 +18,11 @@ def spare_environment(target: Target, spare: Spare) -> dict[str, str]:
 def shared_gpus(target: Target, spare: Spare) -> str:
     """Why trials would run on a GPU of production's; empty when they would not, or where nothing is known of GPUs.
 
-    Without `nvidia-smi` nothing is known, and of servers that somebody else runs neither.
+    Without `nvidia-smi` nothing is known, and of servers that somebody else runs neither. Without replicas there is
+    nobody to share with.
     """
-    if not target.command or _simulated(target.command) or shutil.which("nvidia-smi") is None:
+    nobody_else = not target.command or target.replicas == 0
+    if nobody_else or _simulated(target.command) or shutil.which("nvidia-smi") is None:
         return ""
     where = f"set {VISIBLE} in spec.target.environment, and another GPU in spec.spare.environment"
     spares = _devices(spare_environment(target, spare))
