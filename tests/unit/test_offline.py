@@ -1,6 +1,7 @@
 """A command tuned on the spare alone (`target.replicas: 0`): no production is started, watched or promoted to."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from restapi import Clock
 from test_cli_tune import findings, run, write
 from tunings import tuning
-from world import BASELINE, BEST, World
+from world import BASELINE, BEST, Killed, World
 
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source
@@ -25,12 +26,13 @@ from tunewright.ports import Refused, TargetPlan
 from tunewright.telemetry.report import render_report
 from tunewright.telemetry.samples import tuning_samples
 
-LOAD = {"mode": "closedLoop", "concurrency": 16, "promptTokens": 512, "outputTokens": 64, "duration": "10s"}
+LOAD = {"mode": "closedLoop", "concurrency": 16, "promptTokens": 512, "outputTokens": 64, "duration": "1s"}
 COMMAND = ["vllm", "serve", "m", "--max-num-seqs", "4", "--port", "{port}"]
 
 
 def offline(**spec: Any) -> Tuning:
     blocks = {"target": {"command": COMMAND, "replicas": 0}, "load": LOAD, "promotion": {"mode": "recommend"}}
+    blocks |= {"budget": {"trials": 2}, "confirm": {"finalists": 1, "minRounds": 2, "maxRounds": 2}}
     return tuning(**(blocks | spec))
 
 
@@ -71,7 +73,14 @@ def test_the_given_traffic_is_what_is_sent_and_nothing_is_made_up() -> None:
 
 @pytest.fixture
 def world() -> World:
-    world = World(replicas=0)
+    return made()
+
+
+def made(**kill: Any) -> World:
+    """A world without production, with short starts: few passes."""
+    world = World(replicas=0, **kill)
+    for behaviour in (BASELINE, BEST, world.proposals[0]):
+        world.behaviours[behaviour.hash] = replace(world.behaviour(behaviour), start=0.5)
     world.create(offline())
     return world
 
@@ -89,6 +98,22 @@ def test_goes_from_the_command_to_a_recommendation_without_production(world: Wor
     told = " ".join(change.sentence for change in record.history)
     assert "16 requests at a time, 512 tokens in, 64 out" in told
     assert "Production" not in told
+
+
+def test_killed_at_every_call_it_comes_to_the_same_recommendation(world: World) -> None:
+    world.run()
+    for at in range(1, len(world.calls) + 1):
+        if world.places[at - 1] in world.places[: at - 1]:
+            continue  # each call in each phase once
+        killed = made(kill_at=at, kill_after_effect=at % 2 == 0)
+        with pytest.raises(Killed):
+            killed.run()
+        killed.kill_at = None
+        record = killed.run()
+        assert (record.phase, record.winner) == (Phase.RECOMMENDED, BEST)
+        assert killed.leftovers() == []
+        searched = [t.candidate.hash for t in killed.store.trials("demo") if t.purpose == "search"]
+        assert len(searched) == len(set(searched)), "a finished trial was repeated"
 
 
 def test_without_anything_better_no_production_is_spoken_of(world: World) -> None:
