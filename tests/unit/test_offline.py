@@ -12,6 +12,7 @@ from test_cli_tune import findings, run, write
 from tunings import tuning
 from world import BASELINE, BEST, Killed, World
 
+from tunewright.controller.reconcile import reconcile
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source
 from tunewright.domain.state import TrialPurpose, TuningRecord
@@ -87,6 +88,8 @@ def made(**kill: Any) -> World:
 
 def test_goes_from_the_command_to_a_recommendation_without_production(world: World) -> None:
     record = world.run()
+    world.clock.advance(3600)
+    assert reconcile("demo", world.context()) is None, "there is no traffic whose drift could be watched"
     assert record.phase is Phase.RECOMMENDED
     assert record.winner == BEST
     assert record.baseline == BASELINE
