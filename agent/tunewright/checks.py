@@ -110,6 +110,8 @@ def _production(tuning: Tuning, state: Path, clock: Clock) -> str:
         if not status.settled:
             raise PortError(status.detail)
         return status.detail
+    if tuning.spec.offline:
+        return "none: the command is tuned on the spare alone"
     folder = state / tuning.metadata.name / "production"
     port = int(target.listen.rpartition(":")[2])
     if sockets.listening_sockets(port) and not children.find_marked(folder / "proxy"):

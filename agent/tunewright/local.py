@@ -26,7 +26,9 @@ from tunewright.observe.scrape import ScrapeSource, ScrapeTarget
 from tunewright.platform.process.adopted import AdoptedTarget
 from tunewright.platform.process.command import Command
 from tunewright.platform.process.loadtest import ProcessLoadTest
-from tunewright.platform.process.separate import shared_gpus
+from tunewright.platform.process.machine import with_machine
+from tunewright.platform.process.offline import OfflineTarget
+from tunewright.platform.process.separate import shared_gpus, spare_environment
 from tunewright.platform.process.spare import ProcessSpare
 from tunewright.platform.process.target import ProcessTarget
 from tunewright.ports import Clock, LoadPhase, MetricsSource, PortError, Refused, Spare, Stop
@@ -212,12 +214,14 @@ class LocalTuning:
             write_atomic(self.spare_targets, text.encode())
             self._spare_told = text
 
-    def _make_target(self) -> ProcessTarget | AdoptedTarget:
+    def _make_target(self) -> ProcessTarget | AdoptedTarget | OfflineTarget:
         spec = self.tuning.spec
         if shared := shared_gpus(spec.target, spec.spare):
             raise Refused(shared)
         if spec.target.urls:
             return AdoptedTarget(spec.target, spec.spare, self.clock)
+        if spec.offline:
+            return OfflineTarget(spec.target, spec.spare)
         return ProcessTarget(
             self.folder / "production",
             spec.target,
@@ -329,7 +333,9 @@ def stop_servers(state: Path, tuning: Tuning, clock: Clock) -> bool:
     with agent_lock(store_path(state)):
         ProcessLoadTest(folder / "load", clock).cancel_all()
         sweep_spare(ProcessSpare(folder / "spare", spec.target, spec.spare, clock), clock)
-        ProcessTarget(folder / "production", spec.target, clock, canary_environment=spec.spare.environment).stop_all()
+        if not spec.offline:
+            production = folder / "production"
+            ProcessTarget(production, spec.target, clock, canary_environment=spec.spare.environment).stop_all()
     return True
 
 
@@ -344,7 +350,12 @@ def asked_facts(tuning: Tuning, state: Path) -> ModelFacts:
 
 
 def model_facts(tuning: Tuning) -> ModelFacts:
-    """What the model's own `config.json` tells, where the command names a folder."""
+    """What the model's own `config.json` tells, where the command names a folder, and what the spare's GPUs are."""
+    spec = tuning.spec
+    return with_machine(_model(tuning), spare_environment(spec.target, spec.spare))
+
+
+def _model(tuning: Tuning) -> ModelFacts:
     command = tuning.spec.spare.command or tuning.spec.target.command
     for word, following in pairwise(command):
         if word == "serve" and (Path(following) / "config.json").is_file():

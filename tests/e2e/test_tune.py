@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from agents import NAME, Agent, Box, answers, clients, new_box
+from agents import NAME, Agent, Box, answers, clients, new_box, quick
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -137,3 +137,22 @@ def test_an_edited_file_starts_anew_only_when_results_depend_on_it(box: Box) -> 
     box.write()
     box.command("stop", str(box.file))
     assert box.processes() == []
+
+
+def test_without_production_a_command_is_tuned_on_the_spare_alone(box: Box) -> None:
+    target = quick(box.proxy_port, box.first_port)["spec"]["target"] | {"replicas": 0}
+    box.write(target=target, promotion={"mode": "recommend"})
+    agent = box.tune()
+    agent.until(lambda: len(done(box)) >= 1, "the baseline is measured")
+    assert agent.interrupt() == 130
+    assert "production" not in agent.output().replace("\n", " ").split("REST API")[1]
+    assert box.processes() == [], "there is nothing to keep"
+
+    agent = box.tune()
+    assert agent.wait() == 0, agent.output()
+    assert box.phase() == "Recommended"
+    assert [trial.purpose for trial in box.trials()].count("baseline") == 1
+    assert box.processes() == []
+    assert box.listeners() == []
+    assert not (box.state / NAME / "production").exists()
+    assert "max_num_seqs" in (box.state / NAME / "report.html").read_text()

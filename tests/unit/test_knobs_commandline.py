@@ -41,7 +41,7 @@ def commands(draw):
     knobs = draw(st.lists(st.sampled_from([k for k in CATALOGUE.values() if k.flag]), unique=True, max_size=6))
     blocks = [draw(_words(knob)) for knob in knobs] + draw(st.lists(st.sampled_from(OTHERS), unique_by=str))
     if draw(st.booleans()):
-        depth = draw(st.integers(0, 4))
+        depth = draw(st.integers(1, 4))
         config = {"method": "mtp", "num_speculative_tokens": depth, "rejection_sample_method": "synthetic"}
         blocks.append([draw(st.sampled_from(["--speculative-config", "-sc"])), json.dumps(config, indent=1)])
     if draw(st.booleans()):
@@ -147,6 +147,29 @@ def test_depth_zero_leaves_the_flag_out():
     argv = ["vllm", "serve", "m", "--speculative-config", SYNTHETIC]
     assert _joined(argv, speculative_method="mtp", num_speculative_tokens=0)[0] == ["vllm", "serve", "m"]
     assert _joined(argv)[0] == ["vllm", "serve", "m"]
+
+
+def test_a_depth_of_zero_in_the_command_is_no_speculation_until_a_depth_is_tried():
+    """vLLM refuses a depth of 0, so it can only stand there for what is to go with a depth that is tried."""
+    template = SYNTHETIC.replace('"num_speculative_tokens":2', '"num_speculative_tokens":0')
+    for words in (["-sc", template], [f"--speculative-config={template}"]):
+        argv = ["vllm", "serve", "m", *words, "--port", "1"]
+        assert split(argv, {}).candidate.values == {}
+        assert _joined(argv)[0] == ["vllm", "serve", "m", "--port", "1"]
+        assert _joined(argv, max_num_seqs=4)[0] == ["vllm", "serve", "m", "--port", "1", "--max-num-seqs", "4"]
+        tried, _ = _joined(argv, speculative_method="mtp", num_speculative_tokens=1)
+        assert tried[:4] == ["vllm", "serve", "m", "--speculative-config"]
+        assert json.loads(tried[4]) == {
+            "method": "mtp",
+            "num_speculative_tokens": 1,
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_rates": [0.8],
+        }
+
+
+def test_another_method_does_not_inherit_made_up_acceptance():
+    words, _ = _joined(["vllm", "serve", "m", "-sc", SYNTHETIC], speculative_method="ngram", num_speculative_tokens=2)
+    assert json.loads(words[-1]) == {"method": "ngram", "num_speculative_tokens": 2}
 
 
 def test_another_method_does_not_inherit_the_drafter():

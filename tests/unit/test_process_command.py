@@ -9,9 +9,11 @@ from processes import ShiftedClock, first_port
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.state import Failure, FailureKind
+from tunewright.knobs.facts import ModelFacts, default_value
 from tunewright.platform.process import gpu, sockets
 from tunewright.platform.process.attempts import MAX_ATTEMPTS, Attempts
 from tunewright.platform.process.command import Command
+from tunewright.platform.process.machine import with_machine
 from tunewright.ports import PortError, Refused
 
 WORDS = ("vllm", "serve", "m", "--port", "{port}", "--max-num-seqs", "64", "--api-key", "hush-hush")
@@ -115,6 +117,29 @@ def test_a_gpu_that_does_not_answer_is_no_free_gpu(nvidia_smi: Nvidia, monkeypat
 def test_without_nvidia_smi_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert gpu.memory({"CUDA_VISIBLE_DEVICES": "0"}) is None
+
+
+def test_what_the_gpus_are_reaches_the_search(nvidia_smi: Nvidia) -> None:
+    """vLLM's own defaults hang on it: on this GPU 1024 sequences, which a ladder must not lower to 512."""
+    nvidia_smi(
+        'case "$1 $3" in "--query-gpu=name,memory.total,compute_cap --id=2,3") '
+        "echo NVIDIA H200, 143771, 9.0; echo NVIDIA A100-SXM4-80GB, 81920, 8.0;; *) exit 1;; esac"
+    )
+    facts = with_machine(ModelFacts(layers=7), {"CUDA_VISIBLE_DEVICES": "2,3"})
+    assert (facts.layers, facts.gpu_count, facts.compute_capability, facts.gpu_memory_gib) == (7, 2, 8.0, 80.0)
+    assert facts.gpu_name == "NVIDIA A100-SXM4-80GB"
+    assert default_value("max_num_seqs", facts) == 256
+    nvidia_smi("echo NVIDIA H200, 143771, 9.0")
+    facts = with_machine(ModelFacts(), {"CUDA_VISIBLE_DEVICES": "0"})
+    assert default_value("max_num_seqs", facts) == 1024
+    assert default_value("max_num_batched_tokens", facts) == 8192
+
+
+@pytest.mark.parametrize("script", ["exit 6", "echo 0, N/A", "echo NVIDIA H200, [N/A], 9.0"])
+def test_gpus_that_can_not_be_read_leave_the_facts_unknown(nvidia_smi: Nvidia, script: str) -> None:
+    nvidia_smi(script)
+    assert with_machine(ModelFacts(layers=7), {"CUDA_VISIBLE_DEVICES": "0"}) == ModelFacts(layers=7)
+    assert with_machine(ModelFacts(layers=7), {}) == ModelFacts(layers=7), "which GPU it is can't be told"
 
 
 # --- ports ---

@@ -21,6 +21,7 @@ from tunewright.telemetry.samples import tuning_samples
 TARGETS: Mapping[str, Mapping[str, object]] = {
     "command": {"command": ["vllm", "serve", "small", "--port", "{port}"], "replicas": 2},
     "python": {"command": ["python3", "-m", "vllm.entrypoints.openai.api_server", "--port", "{port}"]},
+    "offline": {"command": ["vllm", "serve", "small", "--port", "{port}"], "replicas": 0},
     "urls": {"urls": ["http://gpu-1:8000"]},
     "deployment": {"deployment": "llm"},
     "container": {"deployment": "llm", "container": "vllm", "model": "small"},
@@ -41,8 +42,11 @@ def story(target: Mapping[str, object]) -> list[tuple[TuningRecord, list[TrialRe
         world.run(until=look, limit=3000)
     document = tuning().model_dump(mode="json", by_alias=True, exclude_unset=True)
     document["spec"]["target"] = dict(target)
-    if "urls" in target:
+    if "urls" in target or target.get("replicas") == 0:
         document["spec"]["promotion"] = {"mode": "recommend"}
+    if target.get("replicas") == 0:
+        document["spec"]["load"] |= {"promptTokens": 64, "outputTokens": 32}
+    if "urls" in target:
         document["spec"]["spare"] = {"command": ["vllm", "serve", "small", "--port", "{port}"]}
     shown = Tuning.model_validate(document)
     return [(record.model_copy(update={"tuning": shown}), trials) for record, trials in seen]
@@ -55,7 +59,7 @@ def test_every_form_of_target_is_shown_in_every_phase(form: str) -> None:
     assert len(told) >= 8
     for record, trials in told:
         status = tuning_status(record, trials)
-        assert status["target"] == {"command": "small", "urls": "http://gpu-1:8000"}.get(
+        assert status["target"] == {"command": "small", "offline": "small", "urls": "http://gpu-1:8000"}.get(
             form, {"deployment": "llm", "container": "small"}.get(form, "python3")
         )
         assert conditions(record, [], generation=1, before=[], now=0.0)

@@ -86,7 +86,8 @@ def _lines(record: TuningRecord) -> list[str]:
     held = " (suspended)" if record.suspended_since is not None else ""
     lines = [f"{record.name}: {record.phase}{held}", f"  {record.sentence}"]
     if record.profile is not None:
-        lines.append(f"  traffic: {record.profile.summary()} ({record.profile.source})")
+        source = "" if record.profile.given else f" ({record.profile.source})"
+        lines.append(f"  traffic: {record.profile.summary()}{source}")
     for finalist in record.finalists:
         gain = finalist.gain.reason if finalist.gain else "not measured yet"
         lines.append(f"  finalist {finalist.candidate.hash}: {gain}")

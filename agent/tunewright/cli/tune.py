@@ -81,7 +81,8 @@ def tune(
         if record is None:
             fail(f"{file}: the tuning was deleted meanwhile", Exit.WENT_WRONG)
         if record.phase not in OF_PHASE:
-            print(f"Stopped in {record.phase}. The same command goes on; production keeps serving, unsupervised.")
+            kept = "" if tuning.spec.offline else "; production keeps serving, unsupervised"
+            print(f"Stopped in {record.phase}. The same command goes on{kept}.")
             raise typer.Exit(Exit.INTERRUPTED)
         raise typer.Exit(OF_PHASE[record.phase])
 
@@ -137,7 +138,8 @@ def stop(file: FileArgument, state: StateOption) -> None:
         tuning = read_file(file)
         there = stop_servers(state, tuning, SystemClock())
     name = tuning.metadata.name
-    print(f"{name}: production is stopped." if there else f"{name}: nothing of it was ever started in {state}.")
+    what = "the spare is free" if tuning.spec.offline else "production is stopped"
+    print(f"{name}: {what}." if there else f"{name}: nothing of it was ever started in {state}.")
 
 
 def demo(

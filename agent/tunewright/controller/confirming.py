@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tunewright.controller import spares
 from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
-from tunewright.controller.searching import advance_running, fault_of
+from tunewright.controller.searching import advance_running, fault_of, stays
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import Phase
 from tunewright.domain.quality import judge_quality
@@ -144,10 +144,10 @@ def _conclude(record: TuningRecord, mine: Sequence[TrialRecord], context: Contex
     spoilt = [t for t in mine if t.outcome is TrialOutcome.FAILED]
     unsettled = any(f.gain and f.gain.status is ConfirmStatus.NOT_SETTLED for f in record.finalists)
     if unsettled and spoilt and not turned_down:
-        sentence = f"The finalists could not be measured: {reasons}. Production stays as it is."
+        sentence = f"The finalists could not be measured: {reasons}.{stays(record)}"
         return Step(enter(record, Phase.FAILED, sentence, now), None)
     verdict = "The gain is not settled" if unsettled and not turned_down else "No finalist held"
-    sentence = f"{verdict}: {reasons}. Production stays as it is."
+    sentence = f"{verdict}: {reasons}.{stays(record)}"
     return Step(enter(record, Phase.NO_IMPROVEMENT, sentence, now), None)
 
 

@@ -1,10 +1,14 @@
-"""Pending and Profiling: look at production, and learn what its traffic looks like. Nothing is touched."""
+"""Pending and Profiling: look at production, and learn what its traffic looks like. Nothing is touched.
+
+Where there is no production (`target.replicas: 0`), its command is the baseline and `load` is the traffic.
+"""
 
 from tunewright.controller.context import Context
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source
 from tunewright.domain.state import TuningRecord
 from tunewright.domain.step import Step, enter, say
+from tunewright.domain.workload import given_profile
 from tunewright.observe.learn import PROFILE_METRICS, learn_profile
 from tunewright.ports import Refused, SeriesWindow
 
@@ -22,6 +26,9 @@ def pending(record: TuningRecord, context: Context) -> Step:
         sentence = f"Waiting for production: {len(ready)} of {status.desired} servers are ready ({status.detail})."
         return Step(say(record, sentence), 1.0)
     baseline = context.target.baseline()
+    if record.tuning.spec.offline:
+        sentence = "There is no production: the command is tuned on the spare alone."
+        return Step(enter(record, Phase.PROFILING, sentence, now, baseline=baseline), 0.0)
     source = Source.of_version(ready[0].version or "")
     sentence = f"Learning the traffic of {context.target.describe()} from {context.metrics.describe()}."
     return Step(enter(record, Phase.PROFILING, sentence, now, baseline=baseline, source=source), 0.0)
@@ -30,6 +37,9 @@ def pending(record: TuningRecord, context: Context) -> Step:
 def profiling(record: TuningRecord, context: Context) -> Step:
     """Learn the traffic profile over one window; wait while there is too little of it."""
     now, metrics = context.clock.now(), record.tuning.spec.metrics
+    if record.tuning.spec.offline:
+        given = given_profile(record.tuning.spec.load, now)
+        return Step(enter(record, Phase.BASELINING, f"The traffic: {given.summary()}.", now, profile=given), 0.0)
     window = context.metrics.fetch(PROFILE_METRICS, now - metrics.window, now)
     covered = _covered(window)
     if covered < COVERED and now - record.phase_since < metrics.window:

@@ -190,7 +190,7 @@ def ended(record: TuningRecord, context: Context) -> Step:
     again = spec.metrics.window if spec.retune.mode == "onDrift" else None
     last = max(record.phase_since, record.drift_at or 0.0)
     learned = record.profile
-    if learned is None:
+    if learned is None or learned.given:
         return Step(record, None)
     if now - last < spec.metrics.window:
         return Step(record, again)

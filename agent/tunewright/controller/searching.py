@@ -33,7 +33,8 @@ def baselining(record: TuningRecord, context: Context) -> Step:
     baseline = record.baseline or Candidate()
     mine = [t for t in trials if t.purpose is TrialPurpose.BASELINE]
     if not mine:
-        first = trial.new_trial(trials, baseline, TrialPurpose.BASELINE, "what production runs now")
+        what = "the command as it stands" if record.tuning.spec.offline else "what production runs now"
+        first = trial.new_trial(trials, baseline, TrialPurpose.BASELINE, what)
         context.store.save_trial(record.name, first)
         return Step(say(record, "Measuring the baseline on the spare."), 0.0)
     if (step := advance_running(record, trials, context).step) is not None:
@@ -43,7 +44,8 @@ def baselining(record: TuningRecord, context: Context) -> Step:
         sentence = f"The baseline could not be measured on the spare, so nothing can be compared: {fault_of(done)}"
         return Step(enter(record, Phase.FAILED, sentence, now), None)
     sentence = f"The baseline gives {_value(record, done)} on the spare; searching for better."
-    return Step(enter(record, Phase.SEARCHING, sentence, now, search_since=now), 0.0)
+    source = done.measurement.source if record.source is None and done.measurement else record.source
+    return Step(enter(record, Phase.SEARCHING, sentence, now, search_since=now, source=source), 0.0)
 
 
 def searching(record: TuningRecord, context: Context) -> Step:
@@ -133,8 +135,8 @@ def _choose_finalists(record: TuningRecord, trials: Sequence[TrialRecord], ended
     meets = baseline.outcome is TrialOutcome.COMPLETE
     if tried and all(t.outcome is TrialOutcome.FAILED for t in tried):
         sentence = (
-            f"None of {len(tried)} candidates could be measured, by the machine's fault: {fault_of(tried[-1])}. "
-            "Production stays as it is."
+            f"None of {len(tried)} candidates could be measured, by the machine's fault: {fault_of(tried[-1])}."
+            f"{stays(record)}"
         )
         return Step(enter(record, Phase.FAILED, sentence, now), None)
     if not feasible and not meets:
@@ -168,6 +170,11 @@ def _nearest(trials: Sequence[TrialRecord], ended: str) -> str:
         f"No candidate meets the SLO: {ended}. The nearest is trial {nearest.number} "
         f"({nearest.candidate.hash}), which misses its worst bound by {-(nearest.slo_margin or 0.0):.0%}."
     )
+
+
+def stays(record: TuningRecord) -> str:
+    """What becomes of production where nothing is found, as the end of a sentence."""
+    return "" if record.tuning.spec.offline else " Production stays as it is."
 
 
 def fault_of(trial: TrialRecord) -> str:

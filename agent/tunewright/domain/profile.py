@@ -75,7 +75,13 @@ class Histogram(Model):
 
 
 class TrafficProfile(Model):
-    """Per replica: demand, concurrency, lengths, prefix reuse and acceptance, learned over one window."""
+    """Per replica: demand, concurrency, lengths, prefix reuse and acceptance, learned over one window.
+
+    `given`: nothing was watched, the tuning file says what the traffic is. Concurrency, lengths and prefix reuse are
+    then as it says; what only watching tells is 0 or None, and is not shown.
+    """
+
+    given: bool = Field(default=False, description="Given in the tuning file: no traffic was watched.")
 
     start: float = Field(description="Start of the window, seconds since the epoch.")
     end: float = Field(description="End of the window, seconds since the epoch.")
@@ -117,6 +123,12 @@ class TrafficProfile(Model):
 
     def summary(self) -> str:
         """One sentence for people: what this traffic looks like."""
+        if self.given:
+            shared = f" ({self.prefix_reuse:.0%} of it shared prefix)" if self.prefix_reuse else ""
+            return (
+                f"{self.concurrency:.3g} requests at a time, {self.prompt_tokens_mean:.0f} tokens in{shared}, "
+                f"{self.output_tokens_mean:.0f} out, as the tuning file says"
+            )
         demand = f"at least {self.demand:.2g}" if self.saturated else f"{self.demand:.2g}"
         prefix = "prefix cache off" if self.prefix_reuse is None else f"{self.prefix_reuse:.0%} of it shared prefix"
         return (

@@ -41,7 +41,13 @@ class Target(Model):
         default_factory=dict,
         description="Environment of every production server, beside the agent's own; `{replica}` is filled in.",
     )
-    replicas: int = Field(default=1, ge=1, le=64, description="Production servers to run.")
+    replicas: int = Field(
+        default=1,
+        ge=0,
+        le=64,
+        description="Production servers to run. 0: none, the command is tuned on the spare alone, under the traffic "
+        "that `load` gives; promotion is `recommend` only.",
+    )
     listen: str = Field(
         default="127.0.0.1:8000",
         pattern=r"^[^\s:]+:\d{1,5}$",
@@ -387,6 +393,11 @@ class TuningSpec(Model):
     suspend: bool = Field(default=False, description="Hold the tuning where it is.")
 
     @property
+    def offline(self) -> bool:
+        """Whether there is no production: a command is tuned on the spare alone, and the winner is recommended."""
+        return bool(self.target.command) and self.target.replicas == 0
+
+    @property
     def spec_hash(self) -> str:
         """Names what results depend on; a change of it starts the tuning anew, other edits don't.
 
@@ -409,9 +420,29 @@ class TuningSpec(Model):
             raise ValueError("the spare runs the target's own pod template: leave spare.command and environment out")
         if self.spare.command and not any("{port}" in word for word in self.spare.command):
             raise ValueError("spare.command must contain {port}, as in: --port {port}")
+        if self.target.replicas == 0:
+            self._check_offline()
         if self.slo.error_rate >= 1:
             raise ValueError("slo.errorRate of 100% or more allows a server that answers nothing")
         return self
+
+    def _check_offline(self) -> None:
+        if not self.target.command:
+            raise ValueError("target.replicas of 0 belongs to target.command, which is then tuned without production")
+        if self.promotion.mode is not PromotionMode.RECOMMEND:
+            raise ValueError(
+                "target.replicas is 0: there is no production to promote to, so promotion.mode must be recommend"
+            )
+        load = self.load
+        if load.mode is not LoadMode.CLOSED_LOOP or load.prompt_tokens is None or load.output_tokens is None:
+            raise ValueError(
+                "target.replicas is 0: there is no traffic to learn from, so load must give it: "
+                "mode closedLoop with concurrency, promptTokens and outputTokens"
+            )
+        if self.metrics.prometheus is not None or self.retune.mode == "onDrift":
+            raise ValueError(
+                "target.replicas is 0: there is no traffic to watch; leave metrics.prometheus and retune.mode out"
+            )
 
 
 class Tuning(Model):

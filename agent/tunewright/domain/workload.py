@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from tunewright.domain.model import Model
-from tunewright.domain.profile import Histogram, TrafficProfile
+from tunewright.domain.profile import Histogram, Source, TrafficProfile
 from tunewright.domain.tuning import Load, LoadMode
 
 
@@ -41,6 +41,43 @@ class Workload(Model):
 
 def _lengths(fixed: int | None, histogram: Histogram) -> Lengths:
     return Lengths(fixed=fixed) if fixed is not None else Lengths(histogram=histogram)
+
+
+def given_profile(load: Load, at: float) -> TrafficProfile:
+    """The traffic as `load` gives it, where there is none to watch; `at` is now, in seconds since the epoch.
+
+    Raises ValueError unless concurrency, promptTokens and outputTokens are given: nothing is guessed.
+    """
+    streams, prompt, output = load.concurrency, load.prompt_tokens, load.output_tokens
+    if streams is None or prompt is None or output is None:
+        raise ValueError("load gives no whole traffic: concurrency, promptTokens and outputTokens are wanted")
+    return TrafficProfile(
+        given=True,
+        start=at,
+        end=at,
+        replicas=1,
+        via="the tuning file",
+        source=Source.UNKNOWN,
+        finished_requests=0,
+        saturated=False,
+        demand=0,
+        concurrency=streams,
+        concurrency_p95=streams,
+        running=streams,
+        waiting=0,
+        prompt_tokens=_all_of(prompt),
+        output_tokens=_all_of(output),
+        prompt_tokens_mean=prompt,
+        output_tokens_mean=output,
+        prefix_reuse=load.prefix_reuse or 0.0,
+        error_rate=0,
+        output_tokens_per_second=0,
+    )
+
+
+def _all_of(length: int) -> Histogram:
+    """One request of just this length."""
+    return Histogram(edges=(length - 1, length), counts=(0, 1)) if length > 1 else Histogram(edges=(1,), counts=(1,))
 
 
 def workload_for(load: Load, profile: TrafficProfile) -> Workload:

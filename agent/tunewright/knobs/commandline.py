@@ -147,7 +147,7 @@ def _words(owner: str, command: SplitCommand, candidate: Candidate) -> list[str]
     names = list(jsonflags.knobs_of(owner).values())
     present = owner in command.templates
     if present and all(_same(candidate.values.get(n), command.candidate.values.get(n)) for n in names):
-        return None
+        return [] if jsonflags.off(owner, command.templates[owner]) else None
     values = {name: candidate.values[name] for name in names if name in candidate.values}
     text = jsonflags.render(owner, command.templates.get(owner, {}), values)
     return [] if text is None else [owner, text]

@@ -68,14 +68,25 @@ def merge(base: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def take_knobs(flag: str, template: Mapping[str, Any]) -> dict[str, KnobValue]:
-    """The knobs in a flag's JSON. Raises ValueError for a value that is none."""
+    """The knobs in a flag's JSON. Raises ValueError for a value that is none.
+
+    A depth of speculation of 0 means none at all, which vLLM's own flag can't say: what stands beside it is kept for
+    when a depth is tried.
+    """
     values: dict[str, KnobValue] = {}
     for key, name in knobs_of(flag).items():
         if template.get(key) is not None:
             values[name] = CATALOGUE[name].parse(re.sub(r"^CUDAGraphMode\.", "", str(template[key])))
+    if off(flag, template):
+        return {}
     if flag == SPECULATION and template and "speculative_method" not in values:
         values["speculative_method"] = "auto"  # vLLM tells the method from the drafter's model
     return values
+
+
+def off(flag: str, template: Mapping[str, Any]) -> bool:
+    """Whether a flag stands in the command to be left out as it is, and only to be put in with other values."""
+    return flag == SPECULATION and template.get("num_speculative_tokens") == 0
 
 
 def render(flag: str, template: Mapping[str, Any], values: Mapping[str, KnobValue]) -> str | None:
@@ -99,7 +110,10 @@ def _for_method(document: dict[str, Any], method: str) -> dict[str, Any]:
     """Without what belongs to another drafter than `method`."""
     if document.get("method", "auto") == method:
         return document
-    return {key: value for key, value in document.items() if key not in _OF_THE_DRAFTER}
+    foreign = _OF_THE_DRAFTER
+    if document.get("rejection_sample_method") == "synthetic":  # made-up rates of one drafter say nothing of another
+        foreign = foreign | {"rejection_sample_method", "synthetic_acceptance_rates"}
+    return {key: value for key, value in document.items() if key not in foreign}
 
 
 def _for_depth(document: dict[str, Any], depth: int | None) -> dict[str, Any]:

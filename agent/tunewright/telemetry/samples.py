@@ -98,8 +98,9 @@ def _traffic(record: TuningRecord) -> Iterator[Sample]:
     profile = record.profile
     if profile is None:
         return
-    yield catalog.TRAFFIC_DEMAND, (), profile.demand
-    yield catalog.TRAFFIC_SATURATED, (), float(profile.saturated)
+    if not profile.given:  # demand is only known where traffic was watched
+        yield catalog.TRAFFIC_DEMAND, (), profile.demand
+        yield catalog.TRAFFIC_SATURATED, (), float(profile.saturated)
     yield catalog.TRAFFIC_CONCURRENCY, ("mean",), profile.concurrency
     yield catalog.TRAFFIC_CONCURRENCY, ("p95",), profile.concurrency_p95
     yield from _lengths("prompt", profile.prompt_tokens_mean, profile.prompt_tokens)

@@ -19,11 +19,13 @@ def spare_environment(target: Target, spare: Spare, slot: int = 0) -> dict[str, 
 def shared_gpus(target: Target, spare: Spare) -> str:
     """Why trials would run on a GPU of production's or of another trial's; empty when they would not.
 
-    Empty also where nothing is known of GPUs: without `nvidia-smi`, and of servers that somebody else runs.
+    Empty also where nothing is known of GPUs: without `nvidia-smi`, and of servers that somebody else runs. Without
+    replicas there is nobody of production's to share with.
     """
     if shutil.which("nvidia-smi") is None:
         return ""
-    if target.command and not _simulated(target.command) and (found := _shared_with_production(target, spare)):
+    ours = target.command and target.replicas > 0 and not _simulated(target.command)
+    if ours and (found := _shared_with_production(target, spare)):
         return found
     return "" if _simulated(spare.command or target.command) else _shared_by_spares(target, spare)
 

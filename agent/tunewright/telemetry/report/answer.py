@@ -94,10 +94,12 @@ def _by_slo(gain: Gain) -> bool:
 def _headline(record: TuningRecord, trials: Sequence[TrialRecord]) -> str:
     against = compared(record, trials)
     if against is None:
+        offline = record.tuning.spec.offline
         ended = {
-            Phase.NO_IMPROVEMENT: "The configuration in production stays: nothing better was found.",
+            Phase.NO_IMPROVEMENT: f"{'The command' if offline else 'The configuration in production'} stays: "
+            "nothing better was found.",
             Phase.INFEASIBLE: "No configuration meets the SLO here.",
-            Phase.FAILED: "The tuning could not be done; production is as it was.",
+            Phase.FAILED: f"The tuning could not be done{'' if offline else '; production is as it was'}.",
         }
         return ended.get(record.phase, "There is nothing to compare yet.")
     name, candidate = against
@@ -177,7 +179,8 @@ def configuration(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
         return el("p", "The baseline has not been read from production yet.", cls="soft")
     if against is None:
         rows = [(el("code", name), el("code", knob_text(value))) for name, value in record.baseline.values.items()]
-        return table("What production runs", ("Knob", "Baseline"), rows) if rows else el("p", "All defaults.")
+        title = "What the command says" if record.tuning.spec.offline else "What production runs"
+        return table(title, ("Knob", "Baseline"), rows) if rows else el("p", "All defaults.")
     changes = record.baseline.differences(against[1])
     rows3 = [
         (el("code", name), el("code", knob_text(old)), el("code", el("strong", knob_text(new))))

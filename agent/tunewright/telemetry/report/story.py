@@ -20,6 +20,8 @@ def traffic(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     if profile is None:
         return el("p", "The traffic has not been learned yet.", cls="soft")
     workload = workload_for(record.tuning.spec.load, profile)
+    if profile.given:
+        return _given(workload, trials)
     demand = f"{number(profile.demand)} requests/s"
     reuse = "prefix cache off" if profile.prefix_reuse is None else f"{profile.prefix_reuse:.0%}"
     seen = _seen_in_tests(trials)
@@ -36,8 +38,7 @@ def traffic(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
         ("Output tokens", f"{number(profile.output_tokens_mean)} on average", _lengths(workload.output_tokens),
          _each(seen, lambda m: _per_request(m.output_tokens_per_second.value, m), " on average")),
         ("Shared prefix", reuse, f"{workload.prefix_reuse:.0%}",
-         _each(seen, lambda m: None if m.server is None or m.server.prefix_hit_rate is None
-               else 100 * m.server.prefix_hit_rate, "% found in the cache")),
+         _found_in_cache(seen)),
         ("Output tokens/s", number(profile.output_tokens_per_second), "what a candidate can do",
          _each(seen, lambda m: m.output_tokens_per_second.value)),
         ("TTFT p95", _or_none(profile.ttft_p95), "what comes of it", _span(seen, lambda m: m.ttft.p95)),
@@ -57,6 +58,34 @@ def traffic(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     if profile.notes:
         parts.append(el("ul", join(el("li", note) for note in profile.notes)))
     return join(parts)
+
+
+def _given(workload: Workload, trials: Sequence[TrialRecord]) -> Raw:
+    """Traffic that nobody watched: what was asked of the load tests, and what they really sent."""
+    seen = _seen_in_tests(trials)
+    rows = [
+        ("Arrivals", _arrivals(workload), _each(seen, lambda m: m.requests_per_second, " requests/s")),
+        ("At a time", number(workload.concurrency or 0), _each(seen, lambda m: m.generator.achieved)),
+        ("Prompt tokens", _lengths(workload.prompt_tokens),
+         _each(seen, lambda m: _per_request(m.input_tokens_per_second, m), " on average")),
+        ("Output tokens", _lengths(workload.output_tokens),
+         _each(seen, lambda m: _per_request(m.output_tokens_per_second.value, m), " on average")),
+        ("Shared prefix", f"{workload.prefix_reuse:.0%}", _found_in_cache(seen)),
+        ("TTFT p95", "what comes of it", _span(seen, lambda m: m.ttft.p95)),
+        ("E2E p95", "what comes of it", _span(seen, lambda m: m.e2e.p95)),
+    ]  # fmt: skip
+    return join([
+        el("p", "There is no production: the traffic is what the tuning file says, and was not watched."),
+        table("Traffic given and sent", ("", "Asked of the load tests", "Measured in them"), rows),
+    ])  # fmt: skip
+
+
+def _found_in_cache(seen: Sequence[Measurement]) -> str:
+    return _each(
+        seen,
+        lambda m: None if m.server is None or m.server.prefix_hit_rate is None else 100 * m.server.prefix_hit_rate,
+        "% found in the cache",
+    )
 
 
 def _seen_in_tests(trials: Sequence[TrialRecord]) -> list[Measurement]:
