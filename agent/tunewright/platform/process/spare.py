@@ -127,11 +127,13 @@ class ProcessSpare:
 
     def _strangers(self) -> list[int]:
         """Processes started for this spare that no folder tells of."""
-        known: set[int] = set()
+        found = children.find_marked(self._directory)
+        known: set[int] = set()  # looked for afterwards: a server on another spare starts processes at any time
         for trial_id in self._present():
             child = children.load(self._directory / trial_id / "child.json")
             known.update(children.group_members(child) if child is not None else ())
-        return [pid for pid in children.find_marked(self._directory) if pid not in known]
+        doubtful = set(found) - known
+        return [pid for pid in children.find_marked(self._directory) if pid in doubtful] if doubtful else []
 
     def _prove_memory_free(self, slot: int) -> None:
         filled = self._command.filled(self._command.baseline, port=0, replica=self._first_replica + slot)[1]
