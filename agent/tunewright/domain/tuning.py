@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from tunewright.domain.candidate import content_hash
 from tunewright.domain.measurement import LatencyName, PercentileName
 from tunewright.domain.model import Model
+from tunewright.domain.traffic import Sessions
 from tunewright.domain.units import Duration, Percentage, format_duration
 
 LATENCIES: tuple[LatencyName, ...] = ("ttft", "tpot", "itl", "e2e")
@@ -207,6 +208,7 @@ class LoadMode(StrEnum):
     PROFILE = "profile"
     CLOSED_LOOP = "closedLoop"
     OPEN_LOOP = "openLoop"
+    SESSIONS = "sessions"
 
 
 class Load(Model):
@@ -215,7 +217,7 @@ class Load(Model):
     mode: LoadMode = Field(
         default=LoadMode.PROFILE,
         description="`closedLoop` keeps `concurrency` requests running; `openLoop` sends `rate` a second; "
-        "`profile` is a closed loop at the concurrency that production showed.",
+        "`sessions` keeps conversations running; `profile` is a closed loop at the concurrency that production showed.",
     )
     concurrency: int | None = Field(default=None, ge=1, le=100_000, description="Streams of the closed loop.")
     rate: float | None = Field(default=None, gt=0, description="Requests per second of the open loop.")
@@ -227,6 +229,7 @@ class Load(Model):
     prompt_tokens: int | None = Field(default=None, ge=1, description="Fixed prompt length.")
     output_tokens: int | None = Field(default=None, ge=1, description="Fixed output length.")
     prefix_reuse: Percentage | None = Field(default=None, description="Share of prompt tokens that is shared.")
+    sessions: Sessions | None = Field(default=None, description="Agent sessions, for mode `sessions`.")
     duration: Duration = Field(default=35.0, description="Length of the steady window of one measurement.")
     max_warmup: Duration = Field(default=120.0, description="A warm-up that has not settled by then is ended.")
     seed: int = Field(default=1, ge=0, description="Seed of the workload.")
@@ -241,6 +244,20 @@ class Load(Model):
             raise ValueError("rate and burstiness belong to mode openLoop")
         if self.mode is LoadMode.OPEN_LOOP and self.concurrency is not None:
             raise ValueError("concurrency belongs to mode closedLoop or profile")
+        if (self.mode is LoadMode.SESSIONS) != (self.sessions is not None):
+            raise ValueError("mode sessions and the block sessions belong together")
+        if self.sessions is not None:
+            given = {
+                "concurrency": self.concurrency,
+                "promptTokens": self.prompt_tokens,
+                "outputTokens": self.output_tokens,
+                "prefixReuse": self.prefix_reuse,
+            }
+            wrong = [name for name, value in given.items() if value is not None]
+            if wrong:
+                raise ValueError(
+                    f"{' and '.join(wrong)} do not belong to mode sessions: the block sessions says it all"
+                )
         return self
 
 

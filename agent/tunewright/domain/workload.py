@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from tunewright.domain.model import Model
 from tunewright.domain.profile import Histogram, TrafficProfile
+from tunewright.domain.traffic import Sessions
 from tunewright.domain.tuning import Load, LoadMode
 
 
@@ -31,12 +32,28 @@ class Workload(Model):
     prompt_tokens: Lengths
     output_tokens: Lengths
     prefix_reuse: float = Field(default=0.0, ge=0, le=1, description="Share of prompt tokens that is shared.")
+    sessions: Sessions | None = Field(
+        default=None, description="`concurrency` counts conversations; the lengths above are then the means of a turn."
+    )
 
     @model_validator(mode="after")
     def _one_loop(self) -> Self:
         if (self.concurrency is None) == (self.rate is None):
             raise ValueError("name exactly one of concurrency and rate")
+        if self.sessions is not None and self.concurrency != self.sessions.concurrency:
+            raise ValueError("concurrency must be that of the sessions")
         return self
+
+    @classmethod
+    def of_sessions(cls, sessions: Sessions) -> "Workload":
+        """The workload that consists of these conversations."""
+        return cls(
+            concurrency=sessions.concurrency,
+            prompt_tokens=Lengths(fixed=round(sessions.mean_prompt)),
+            output_tokens=Lengths(fixed=sessions.output),
+            prefix_reuse=sessions.prefix_reuse,
+            sessions=sessions,
+        )
 
 
 def _lengths(fixed: int | None, histogram: Histogram) -> Lengths:
@@ -49,6 +66,8 @@ def workload_for(load: Load, profile: TrafficProfile) -> Workload:
     Mode `profile` is a closed loop at the concurrency production showed (its 95th percentile, so that the test is at
     the busy end of what was seen): capacity, never production's own rate, which every feasible candidate meets.
     """
+    if load.sessions is not None:
+        return Workload.of_sessions(load.sessions)
     reuse = load.prefix_reuse if load.prefix_reuse is not None else profile.prefix_reuse
     shape = {
         "prompt_tokens": _lengths(load.prompt_tokens, profile.prompt_tokens),

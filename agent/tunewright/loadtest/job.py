@@ -46,6 +46,12 @@ class LoadJob(Model):
     endpoint: Endpoint = "completions"
     token_ids: TokenRange = Field(default_factory=TokenRange)
 
+    @model_validator(mode="after")
+    def _sessions_chat(self) -> Self:
+        if self.workload.sessions is not None and self.endpoint != "chat":
+            raise ValueError("sessions are conversations: endpoint must be chat")
+        return self
+
     @classmethod
     def of(cls, request: LoadRequest) -> "LoadJob":
         """The job that the controller's request describes."""
@@ -60,6 +66,7 @@ class LoadJob(Model):
             quality_prompts=request.quality_prompts,
             quality_max_tokens=request.quality_max_tokens,
             api_key_file=request.api_key_file,
+            endpoint="completions" if request.workload.sessions is None else "chat",
         )
 
     @property

@@ -88,6 +88,8 @@ def notes(job: LoadJob, raw: Raw, result: Measurement) -> list[str]:
             f"{result.generator.merged_reads:.1%} of the reads held several tokens (a busy machine): the upper "
             "percentiles of ITL are upper bounds"
         )
+    if raw.cut_short:
+        found.append(f"{raw.cut_short} sessions were ended early: their next turn might not have fitted max_model_len")
     if raw.unstamped_reads:
         found.append(f"{raw.unstamped_reads} reads have no kernel time stamp (TLS has none): the loop's time was used")
     return found
@@ -109,7 +111,8 @@ def _health(job: LoadJob, raw: Raw, found: Sequence[Answer], inside: Samples, en
     in_window = [record for record in raw.records if raw.start_ns <= record.intended_ns < raw.end_ns]
     lags = [max(0, record.sent_ns - record.intended_ns) / NANO for record in in_window if record.sent_ns]
     rate = job.workload.rate
-    achieved = len(lags) / end if rate is not None else mean_concurrency(found, 0.0, end)
+    pauses = [((since - raw.start_ns) / NANO, (until - raw.start_ns) / NANO) for since, until in raw.pauses]
+    achieved = len(lags) / end if rate is not None else mean_concurrency(found, 0.0, end, pauses)
     return GeneratorHealth(
         asked=rate if rate is not None else float(job.workload.concurrency or 0),
         achieved=achieved,

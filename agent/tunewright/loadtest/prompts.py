@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 
 SHARED_PREFIXES = 4  # few enough to stay cached, more than one so that no kernel profits from a single common prefix
 _BLOCK = 1024
-_WORDS = (
+WORDS = (
     "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
     "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company", "system",
     "program", "question", "work", "government", "number", "night", "point", "home", "water", "room", "mother",
@@ -32,6 +32,7 @@ class Planned(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     body: bytes
+    whole: bool = False
 
 
 class PromptSource:
@@ -53,7 +54,7 @@ class PromptSource:
         self._block = block_size
         self._factor, self.reachable_reuse = _sharing(workload, block_size, self._draw())
         self._build = _chat_body(model) if job.endpoint == "chat" else _completions_body(model, job.token_ids)
-        self._low, self._high = (0, len(_WORDS)) if job.endpoint == "chat" else (job.token_ids.low, job.token_ids.high)
+        self._low, self._high = (0, len(WORDS)) if job.endpoint == "chat" else (job.token_ids.low, job.token_ids.high)
         self._prefixes = self._content_rng.integers(self._low, self._high, (SHARED_PREFIXES, 0))
 
     def next(self, shorten: float = 1.0) -> Planned:
@@ -151,14 +152,21 @@ def _completions_body(model: str, ids: TokenRange) -> Callable[[Ints, int], byte
 
 def _chat_body(model: str) -> Callable[[Ints, int], bytes]:
     """Chat takes no token ids: common words, about one token each; what they really were, the usage says."""
-    head = f'{{"model":{json.dumps(model)},"messages":[{{"role":"user","content":"'.encode()
-    tail = (
-        b'"}],"max_completion_tokens":%d,"temperature":0,"ignore_eos":true,"stream":true,'
-        b'"stream_options":{"include_usage":true}}'
-    )
-    table = np.array(_WORDS, dtype=object)
+    table = np.array(WORDS, dtype=object)
 
     def build(tokens: Ints, output: int) -> bytes:
-        return head + " ".join(table[tokens]).encode() + tail % output
+        return chat_request(model, [b'{"role":"user","content":"%b"}' % " ".join(table[tokens]).encode()], output)
 
     return build
+
+
+def chat_request(model: str, messages: list[bytes], output: int) -> bytes:
+    """A streaming request to `/v1/chat/completions` for exactly `output` tokens; `messages` are JSON."""
+    return b"".join(
+        (
+            f'{{"model":{json.dumps(model)},"messages":['.encode(),
+            b",".join(messages),
+            b'],"max_completion_tokens":%d,"temperature":0,"ignore_eos":true,"stream":true,' % output,
+            b'"stream_options":{"include_usage":true}}',
+        )
+    )

@@ -11,6 +11,8 @@ def table(job: LoadJob, result: LoadResult) -> str:
         return f"no result: {result.failure}"
     workload, generator = job.workload, measured.generator
     asked = f"concurrency {workload.concurrency}" if workload.concurrency else f"{workload.rate:g} requests/s"
+    if workload.sessions is not None:
+        asked = f"{workload.concurrency} sessions of {workload.sessions.turns} turns"
     output = measured.output_tokens_per_second
     known = measured.vllm_version != "unknown"
     served = f"vLLM {measured.vllm_version}, {measured.source.value}" if known else "server of unknown version"

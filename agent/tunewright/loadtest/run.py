@@ -11,6 +11,7 @@ from pathlib import Path
 import uvloop
 from pydantic import ValidationError
 
+from tunewright.domain.traffic import Sessions
 from tunewright.domain.units import parse_duration, parse_share
 from tunewright.domain.workload import Lengths, Workload
 from tunewright.loadtest.counters import Observer, ServerFacts
@@ -119,8 +120,19 @@ def _for_people(parser: argparse.ArgumentParser, given: argparse.Namespace) -> i
     return VOID if outcome.measurement is not None and outcome.measurement.void else OK
 
 
-def _job(given: argparse.Namespace) -> LoadJob:
-    workload = Workload(
+def _workload(given: argparse.Namespace) -> Workload:
+    if given.sessions is not None:
+        sessions = Sessions(
+            concurrency=given.sessions,
+            turns=given.turns,
+            first_prompt=given.prompt_tokens,
+            shared_prompt=given.shared_prompt,
+            per_turn=given.per_turn,
+            output=given.output_tokens,
+            pause=parse_duration(given.pause),
+        )
+        return Workload.of_sessions(sessions)
+    return Workload(
         concurrency=given.concurrency if given.rate is None else None,
         rate=given.rate,
         burstiness=given.burstiness,
@@ -128,16 +140,19 @@ def _job(given: argparse.Namespace) -> LoadJob:
         output_tokens=Lengths(fixed=given.output_tokens),
         prefix_reuse=parse_share(given.prefix_reuse),
     )
+
+
+def _job(given: argparse.Namespace) -> LoadJob:
     return LoadJob(
         url=given.url.rstrip("/"),
-        workload=workload,
+        workload=_workload(given),
         model=given.model,
         duration=parse_duration(given.duration),
         max_warmup=parse_duration(given.max_warmup),
         seed=given.seed,
         api_key_file=given.api_key_file,
         ca_file=given.ca_file,
-        endpoint=given.endpoint,
+        endpoint="chat" if given.sessions is not None else given.endpoint,
     )
 
 
@@ -149,10 +164,15 @@ def _parser() -> argparse.ArgumentParser:
     loop = parser.add_mutually_exclusive_group()
     loop.add_argument("--concurrency", type=int, default=32, help="closed loop: requests running at all times (32)")
     loop.add_argument("--rate", type=float, help="open loop: requests per second")
+    loop.add_argument("--sessions", type=int, metavar="N", help="agent sessions: N conversations at all times")
     parser.add_argument("--burstiness", type=float, default=1.0, help="variance over mean of arrivals, 1 is Poisson")
-    parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="of a request, or of a session's first turn")
+    parser.add_argument("--output-tokens", type=int, default=128, help="of a request, or of each turn")
     parser.add_argument("--prefix-reuse", default="0%", metavar="SHARE", help="share of prompt tokens shared, as 50%%")
+    parser.add_argument("--turns", type=int, default=12, help="sessions: turns of one conversation (12)")
+    parser.add_argument("--per-turn", type=int, default=256, help="sessions: tokens that each further turn adds (256)")
+    parser.add_argument("--shared-prompt", type=int, default=0, help="sessions: tokens that all begin with (0)")
+    parser.add_argument("--pause", default="2s", help="sessions: from an answer to the next turn, on average (2s)")
     parser.add_argument("--duration", default="35s", help="length of the steady window (35s)")
     parser.add_argument("--max-warmup", default="120s", help="the warm-up is ended by then (120s)")
     parser.add_argument("--model", help="served model name; asked of the server when left out")

@@ -15,10 +15,10 @@ from tunewright.loadtest import statistics
 from tunewright.loadtest.client import Client
 from tunewright.loadtest.counters import Observer, Scrape, ServerFacts, trust
 from tunewright.loadtest.job import LoadFailure, LoadJob, Progress
-from tunewright.loadtest.pacing import ClosedLoop, OpenLoop, Pacing, Stock
-from tunewright.loadtest.prompts import PromptSource
+from tunewright.loadtest.pacing import Pacing
 from tunewright.loadtest.protocol import Server, error_kind, kernel_stamps
 from tunewright.loadtest.recording import NANO, Record, Recorder
+from tunewright.loadtest.sending import sender
 
 Tell = Callable[[Progress], None]
 
@@ -48,6 +48,8 @@ class Raw:
     window: list[Scrape] = field(default_factory=list)
     after: Scrape | None = None
     reachable_reuse: float = 0.0
+    pauses: list[tuple[int, int]] = field(default_factory=list)
+    cut_short: int = 0
 
 
 class Session:
@@ -75,8 +77,8 @@ class Session:
             self._server = Server.of(job.url, path, api_key, trust(job))
         except OSError as error:
             raise LoadFailure(f"can't use {job.url}: {error}; check its host name") from error
-        self._source = PromptSource(job, facts.model, content_seed, facts.max_model_len, facts.block_size)
-        self._raw.reachable_reuse = self._source.reachable_reuse
+        self._sender = sender(job, facts, observer, content_seed)
+        self._raw.reachable_reuse = self._sender.reachable_reuse
 
     async def run(self) -> Raw:
         """Run it. Raises `LoadFailure` as soon as it is clear that there will be no result."""
@@ -85,12 +87,12 @@ class Session:
         sys.setswitchinterval(0.0005)  # so that the thread that reads /metrics never holds the streams up for long
         holder = kernel_stamps()
         client = Client(self._server, self._recorder, f"tunewright-{secrets.token_hex(4)}")
-        stock = Stock(self._source, min(2 * (concurrency or 64), 1024))
+        pacing: Pacing | None = None
         try:
             await self._open(client, concurrency or 16)
-            pacing = self._pacing(client, stock)
+            pacing = self._sender.pacing(client, self._recorder)
             client.ended = pacing.ended
-            stock.fill()
+            pacing.prepare()
             raw.before = await asyncio.to_thread(self._observer.scrape)
             with _NoGarbageCollection():
                 raw.load_started_ns = time.time_ns()
@@ -104,19 +106,16 @@ class Session:
                 await self._drain()
             raw.after = await asyncio.to_thread(self._final_scrape)
         finally:
-            stock.close()
+            if pacing is not None:
+                pacing.close()
             client.close()
             if holder is not None:
                 holder.close()
         raw.unstamped_reads = self._recorder.unstamped_reads
-        raw.built_late = stock.empty
+        raw.built_late = pacing.built_late
+        raw.pauses = self._recorder.pauses
+        raw.cut_short = self._sender.cut_short()
         return raw
-
-    def _pacing(self, client: Client, stock: Stock) -> Pacing:
-        workload, seed = self._job.workload, self._job.seed
-        if workload.concurrency is not None:
-            return ClosedLoop(client, self._source, stock, workload.concurrency, seed)
-        return OpenLoop(client, stock, workload.rate or 1.0, workload.burstiness, seed)
 
     async def _open(self, client: Client, count: int) -> None:
         try:

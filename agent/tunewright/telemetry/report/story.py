@@ -89,6 +89,8 @@ def _span(seen: Sequence[Measurement], of: Callable[[Measurement], float]) -> st
 def _arrivals(workload: Workload) -> str:
     if workload.rate is not None:
         return f"open loop, {number(workload.rate)} requests/s"
+    if workload.sessions is not None:
+        return f"{workload.sessions.concurrency} agent sessions of {workload.sessions.turns} turns"
     return f"closed loop of {workload.concurrency} streams"
 
 
