@@ -200,7 +200,7 @@ def test_the_file_asks_for_sessions():
     for wrong, reason in (
         ({"mode": "sessions"}, "belong together"),
         ({"sessions": block}, "belong together"),
-        ({"mode": "sessions", "sessions": block, "promptTokens": 5}, "promptTokens do not belong"),
+        ({"mode": "sessions", "sessions": block, "promptTokens": 5}, "promptTokens can't be with mode sessions"),
         ({"mode": "sessions", "sessions": block | {"sharedPrompt": 6000}}, "must be below firstPrompt"),
         ({"mode": "sessions", "sessions": block | {"spread": "101%"}}, "above 100%"),
     ):

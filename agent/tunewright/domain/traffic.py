@@ -1,6 +1,6 @@
-"""Traffic that is more than a number of streams, as the tuning file names it: agent sessions."""
+"""Traffic that is more than a number of streams, as the tuning file names it: agent sessions, a recorded trace."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -51,3 +51,18 @@ class Sessions(Model):
         """Share of all prompt tokens that the server has seen before, in the same conversation or as shared prompt."""
         new = self.first_prompt - self.shared_prompt + (self.turns - 1) * self.per_turn
         return 1 - new / (self.turns * self.mean_prompt)
+
+
+TraceFormat = Literal["auto", "mooncake", "timed", "azure"]
+
+
+class Trace(Model):
+    """A recorded trace, replayed at its own times: arrivals, lengths, and shared prefixes where it has them."""
+
+    file: str = Field(min_length=1, description="The recording: JSON lines or CSV, on the machine that runs the agent.")
+    format: TraceFormat = Field(
+        default="auto",
+        description="`mooncake`: JSON lines, milliseconds, a hash for each 512 tokens. `timed`: vLLM's timed trace, "
+        "seconds, a hash for each 16 tokens. `azure`: Azure's CSV of LLM requests. `auto`: as the file shows.",
+    )
+    speed: float = Field(default=1.0, gt=0, le=1000, description="How many times as fast as it was recorded.")

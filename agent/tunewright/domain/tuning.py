@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from tunewright.domain.candidate import content_hash
 from tunewright.domain.measurement import LatencyName, PercentileName
 from tunewright.domain.model import Model
-from tunewright.domain.traffic import Sessions
+from tunewright.domain.traffic import Sessions, Trace
 from tunewright.domain.units import Duration, Percentage, format_duration
 
 LATENCIES: tuple[LatencyName, ...] = ("ttft", "tpot", "itl", "e2e")
@@ -209,6 +209,7 @@ class LoadMode(StrEnum):
     CLOSED_LOOP = "closedLoop"
     OPEN_LOOP = "openLoop"
     SESSIONS = "sessions"
+    TRACE = "trace"
 
 
 class Load(Model):
@@ -217,7 +218,8 @@ class Load(Model):
     mode: LoadMode = Field(
         default=LoadMode.PROFILE,
         description="`closedLoop` keeps `concurrency` requests running; `openLoop` sends `rate` a second; "
-        "`sessions` keeps conversations running; `profile` is a closed loop at the concurrency that production showed.",
+        "`sessions` keeps conversations running; `trace` replays a recording; "
+        "`profile` is a closed loop at the concurrency that production showed.",
     )
     concurrency: int | None = Field(default=None, ge=1, le=100_000, description="Streams of the closed loop.")
     rate: float | None = Field(default=None, gt=0, description="Requests per second of the open loop.")
@@ -230,6 +232,7 @@ class Load(Model):
     output_tokens: int | None = Field(default=None, ge=1, description="Fixed output length.")
     prefix_reuse: Percentage | None = Field(default=None, description="Share of prompt tokens that is shared.")
     sessions: Sessions | None = Field(default=None, description="Agent sessions, for mode `sessions`.")
+    trace: Trace | None = Field(default=None, description="A recording, for mode `trace`.")
     duration: Duration = Field(default=35.0, description="Length of the steady window of one measurement.")
     max_warmup: Duration = Field(default=120.0, description="A warm-up that has not settled by then is ended.")
     seed: int = Field(default=1, ge=0, description="Seed of the workload.")
@@ -244,20 +247,19 @@ class Load(Model):
             raise ValueError("rate and burstiness belong to mode openLoop")
         if self.mode is LoadMode.OPEN_LOOP and self.concurrency is not None:
             raise ValueError("concurrency belongs to mode closedLoop or profile")
-        if (self.mode is LoadMode.SESSIONS) != (self.sessions is not None):
-            raise ValueError("mode sessions and the block sessions belong together")
-        if self.sessions is not None:
+        for mode, block in ((LoadMode.SESSIONS, self.sessions), (LoadMode.TRACE, self.trace)):
+            if (self.mode is mode) != (block is not None):
+                raise ValueError(f"mode {mode.value} and the block {mode.value} belong together")
+        if self.sessions is not None or self.trace is not None:
             given = {
                 "concurrency": self.concurrency,
                 "promptTokens": self.prompt_tokens,
                 "outputTokens": self.output_tokens,
                 "prefixReuse": self.prefix_reuse,
             }
-            wrong = [name for name, value in given.items() if value is not None]
+            wrong = " and ".join(name for name, value in given.items() if value is not None)
             if wrong:
-                raise ValueError(
-                    f"{' and '.join(wrong)} do not belong to mode sessions: the block sessions says it all"
-                )
+                raise ValueError(f"{wrong} can't be with mode {self.mode.value}: its block says it all")
         return self
 
 
@@ -407,6 +409,10 @@ class TuningSpec(Model):
             raise ValueError(
                 "target.urls names servers that somebody else runs, so promotion.mode must be recommend: "
                 "Tunewright can't restart them"
+            )
+        if self.target.deployment is not None and self.load.trace is not None:
+            raise ValueError(
+                "load.trace is a file on this machine, which the pods of load tests in a cluster don't have"
             )
         if self.target.urls and not self.spare.command:
             raise ValueError("target.urls needs spare.command: there is no command of production's to take")

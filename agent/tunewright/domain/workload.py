@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from tunewright.domain.model import Model
 from tunewright.domain.profile import Histogram, TrafficProfile
-from tunewright.domain.traffic import Sessions
+from tunewright.domain.traffic import Sessions, Trace
 from tunewright.domain.tuning import Load, LoadMode
 
 
@@ -24,7 +24,8 @@ class Lengths(Model):
 
 
 class Workload(Model):
-    """Arrivals, lengths and prefix sharing. Exactly one of `concurrency` (closed loop) and `rate` (open loop)."""
+    """Arrivals, lengths and prefix sharing. Exactly one of `concurrency` (closed loop), `rate` (open loop) and `trace`
+    (open too; the lengths are then those of the quality prompts alone)."""
 
     concurrency: int | None = Field(default=None, ge=1)
     rate: float | None = Field(default=None, gt=0, description="Requests per second.")
@@ -35,11 +36,17 @@ class Workload(Model):
     sessions: Sessions | None = Field(
         default=None, description="`concurrency` counts conversations; the lengths above are then the means of a turn."
     )
+    trace: Trace | None = None
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests come by the clock, whatever comes back."""
+        return self.concurrency is None
 
     @model_validator(mode="after")
     def _one_loop(self) -> Self:
-        if (self.concurrency is None) == (self.rate is None):
-            raise ValueError("name exactly one of concurrency and rate")
+        if sum(given is not None for given in (self.concurrency, self.rate, self.trace)) != 1:
+            raise ValueError("name exactly one of concurrency and rate (and trace)")
         if self.sessions is not None and self.concurrency != self.sessions.concurrency:
             raise ValueError("concurrency must be that of the sessions")
         return self
@@ -74,6 +81,8 @@ def workload_for(load: Load, profile: TrafficProfile) -> Workload:
         "output_tokens": _lengths(load.output_tokens, profile.output_tokens),
         "prefix_reuse": reuse or 0.0,
     }
+    if load.trace is not None:
+        return Workload(trace=load.trace, **shape)
     if load.mode is LoadMode.OPEN_LOOP:
         burstiness = load.burstiness or profile.burstiness or 1.0
         return Workload(rate=load.rate, burstiness=burstiness, **shape)

@@ -1,5 +1,6 @@
 """What the command `tunewright load` reads and writes: the job, its progress and its result."""
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -55,9 +56,13 @@ class LoadJob(Model):
     @classmethod
     def of(cls, request: LoadRequest) -> "LoadJob":
         """The job that the controller's request describes."""
+        workload = request.workload
+        if workload.trace is not None:  # the load test runs in a folder of its own
+            trace = workload.trace.model_copy(update={"file": str(Path(workload.trace.file).absolute())})
+            workload = workload.model_copy(update={"trace": trace})
         return cls(
             url=request.url.rstrip("/"),
-            workload=request.workload,
+            workload=workload,
             model=request.model,
             slo=request.slo,
             duration=request.duration,

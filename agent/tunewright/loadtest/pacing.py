@@ -33,6 +33,10 @@ class Pacing(Protocol):
         """Begin to send."""
         ...
 
+    def window(self) -> None:
+        """The warm-up is over, the measured window begins."""
+        ...
+
     def stop(self) -> None:
         """Send nothing more; what is in flight goes on."""
         ...
@@ -46,10 +50,18 @@ class Pacing(Protocol):
         ...
 
 
+class Source(Protocol):
+    """Makes requests, one after the other."""
+
+    def next(self) -> Planned:
+        """The next request."""
+        ...
+
+
 class Stock:
     """Requests built ahead, a few at a time, so that building them never holds up a send."""
 
-    def __init__(self, source: PromptSource, size: int) -> None:
+    def __init__(self, source: Source, size: int) -> None:
         self._source = source
         self._size = size
         self._ready: deque[Planned] = deque()
@@ -111,6 +123,9 @@ class _Stocked:
 
     def prepare(self) -> None:
         self._stock.fill()
+
+    def window(self) -> None:
+        pass
 
     def close(self) -> None:
         self._stock.close()

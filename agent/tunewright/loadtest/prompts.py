@@ -53,8 +53,7 @@ class PromptSource:
         self._index = 0
         self._block = block_size
         self._factor, self.reachable_reuse = _sharing(workload, block_size, self._draw())
-        self._build = _chat_body(model) if job.endpoint == "chat" else _completions_body(model, job.token_ids)
-        self._low, self._high = (0, len(WORDS)) if job.endpoint == "chat" else (job.token_ids.low, job.token_ids.high)
+        self._build, self._low, self._high = body_builder(job, model)
         self._prefixes = self._content_rng.integers(self._low, self._high, (SHARED_PREFIXES, 0))
 
     def next(self, shorten: float = 1.0) -> Planned:
@@ -90,6 +89,13 @@ class PromptSource:
             outputs = np.minimum(outputs, self._limit - 1)
             prompts = np.minimum(prompts, self._limit - outputs)
         return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
+
+
+def body_builder(job: LoadJob, model: str) -> tuple[Callable[[Ints, int], bytes], int, int]:
+    """What makes a request of prompt tokens and an output length, and the range that tokens are drawn from."""
+    if job.endpoint == "chat":
+        return _chat_body(model), 0, len(WORDS)
+    return _completions_body(model, job.token_ids), job.token_ids.low, job.token_ids.high
 
 
 def draw_lengths(lengths: Lengths, rng: np.random.Generator, count: int) -> Ints:

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import uvloop
 from pydantic import ValidationError
 
-from tunewright.domain.traffic import Sessions
+from tunewright.domain.traffic import Sessions, Trace, TraceFormat
 from tunewright.domain.units import parse_duration, parse_share
 from tunewright.domain.workload import Lengths, Workload
 from tunewright.loadtest.counters import Observer, ServerFacts
@@ -132,9 +133,11 @@ def _workload(given: argparse.Namespace) -> Workload:
             pause=parse_duration(given.pause),
         )
         return Workload.of_sessions(sessions)
+    trace = Trace(file=given.trace, format=given.trace_format, speed=given.speed) if given.trace else None
     return Workload(
-        concurrency=given.concurrency if given.rate is None else None,
+        concurrency=given.concurrency if given.rate is None and trace is None else None,
         rate=given.rate,
+        trace=trace,
         burstiness=given.burstiness,
         prompt_tokens=Lengths(fixed=given.prompt_tokens),
         output_tokens=Lengths(fixed=given.output_tokens),
@@ -166,6 +169,11 @@ def _parser() -> argparse.ArgumentParser:
     loop.add_argument("--rate", type=float, help="open loop: requests per second")
     loop.add_argument("--sessions", type=int, metavar="N", help="agent sessions: N conversations at all times")
     parser.add_argument("--burstiness", type=float, default=1.0, help="variance over mean of arrivals, 1 is Poisson")
+    loop.add_argument(
+        "--trace", metavar="FILE", help="replay a recording: Mooncake's or vLLM's JSON lines, Azure's CSV"
+    )
+    parser.add_argument("--speed", type=float, default=1.0, help="trace: times as fast as it was recorded (1)")
+    parser.add_argument("--trace-format", choices=get_args(TraceFormat), default="auto")
     parser.add_argument("--prompt-tokens", type=int, default=512, help="of a request, or of a session's first turn")
     parser.add_argument("--output-tokens", type=int, default=128, help="of a request, or of each turn")
     parser.add_argument("--prefix-reuse", default="0%", metavar="SHARE", help="share of prompt tokens shared, as 50%%")

@@ -50,6 +50,9 @@ class Raw:
     reachable_reuse: float = 0.0
     pauses: list[tuple[int, int]] = field(default_factory=list)
     cut_short: int = 0
+    asked_rate: float | None = None
+    """Requests/s that an open loop was to send in the window; None in a closed loop."""
+    remarks: tuple[str, ...] = ()
 
 
 class Session:
@@ -79,6 +82,8 @@ class Session:
             raise LoadFailure(f"can't use {job.url}: {error}; check its host name") from error
         self._sender = sender(job, facts, observer, content_seed)
         self._raw.reachable_reuse = self._sender.reachable_reuse
+        self._raw.asked_rate = self._sender.asked_rate
+        self._raw.remarks = self._sender.remarks
 
     async def run(self) -> Raw:
         """Run it. Raises `LoadFailure` as soon as it is clear that there will be no result."""
@@ -142,6 +147,7 @@ class Session:
     async def _measure(self, pacing: Pacing) -> None:
         raw, duration = self._raw, self._job.duration
         raw.start_ns = time.time_ns()
+        pacing.window()
         raw.end_ns = raw.start_ns + round(duration * NANO)
         cpu = time.process_time()
         scrapes = asyncio.create_task(self._scrape_window(duration))

@@ -166,6 +166,9 @@ class SessionLoop:
             self._send(conversation, planned, time.time_ns(), ramp=True)
         self._first.clear()
 
+    def window(self) -> None:
+        pass
+
     def stop(self) -> None:
         self._stopped = True
 
