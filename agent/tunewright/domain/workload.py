@@ -11,15 +11,22 @@ from tunewright.domain.tuning import Load, LoadMode
 
 
 class Lengths(Model):
-    """A distribution of token counts: one fixed number, or a histogram (uniform inside each bucket)."""
+    """A distribution of token counts: one fixed number, or a histogram with the exact mean where that is known.
+
+    A histogram's buckets are wide, and lengths lie mostly in their lower parts: even inside each bucket the drawn ones
+    would be longer than production's. So they are drawn lower or higher in every bucket, such that `mean` is met.
+    """
 
     fixed: int | None = Field(default=None, ge=1)
     histogram: Histogram | None = None
+    mean: float | None = Field(default=None, gt=0, description="Of the histogram; even inside buckets when left out.")
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         if (self.fixed is None) == (self.histogram is None):
             raise ValueError("name exactly one of fixed and histogram")
+        if self.mean is not None and self.histogram is None:
+            raise ValueError("mean belongs to histogram")
         return self
 
 
@@ -63,8 +70,8 @@ class Workload(Model):
         )
 
 
-def _lengths(fixed: int | None, histogram: Histogram) -> Lengths:
-    return Lengths(fixed=fixed) if fixed is not None else Lengths(histogram=histogram)
+def _lengths(fixed: int | None, histogram: Histogram, mean: float) -> Lengths:
+    return Lengths(fixed=fixed) if fixed is not None else Lengths(histogram=histogram, mean=mean or None)
 
 
 def workload_for(load: Load, profile: TrafficProfile) -> Workload:
@@ -77,8 +84,8 @@ def workload_for(load: Load, profile: TrafficProfile) -> Workload:
         return Workload.of_sessions(load.sessions)
     reuse = load.prefix_reuse if load.prefix_reuse is not None else profile.prefix_reuse
     shape = {
-        "prompt_tokens": _lengths(load.prompt_tokens, profile.prompt_tokens),
-        "output_tokens": _lengths(load.output_tokens, profile.output_tokens),
+        "prompt_tokens": _lengths(load.prompt_tokens, profile.prompt_tokens, profile.prompt_tokens_mean),
+        "output_tokens": _lengths(load.output_tokens, profile.output_tokens, profile.output_tokens_mean),
         "prefix_reuse": reuse or 0.0,
     }
     if load.trace is not None:

@@ -99,19 +99,30 @@ def body_builder(job: LoadJob, model: str) -> tuple[Callable[[Ints, int], bytes]
 
 
 def draw_lengths(lengths: Lengths, rng: np.random.Generator, count: int) -> Ints:
-    """`count` token counts: uniform over the whole numbers of a bucket; the overflow counts as the last edge."""
+    """`count` token counts, such that a known mean is met; the overflow counts as the last edge."""
     if lengths.fixed is not None:
         return np.full(count, lengths.fixed, dtype=np.int64)
     histogram = lengths.histogram
     if histogram is None or histogram.total <= 0:
         raise LoadFailure("the workload's histogram of lengths is empty: learn the profile over a longer window")
     weights = np.array([*histogram.counts, histogram.overflow]) / histogram.total
-    edges = np.floor([0.0, *histogram.edges, histogram.edges[-1]]).astype(np.int64)
+    edges = np.floor([0.0, *histogram.edges]).astype(np.int64)
+    lower = np.append(edges[:-1] + 1, edges[-1])
+    sizes = np.append(np.maximum(np.diff(edges), 1), 1)
+    middle = 0.5 if lengths.mean is None else _middle(lengths.mean, weights, lower, sizes)
     buckets = rng.choice(len(weights), size=count, p=weights)
-    lower = edges[buckets] + 1
-    upper = np.maximum(edges[buckets + 1], lower)
-    drawn = rng.integers(lower, upper + 1)
-    return np.maximum(np.where(buckets == len(weights) - 1, edges[-1], drawn), 1)
+    inside = rng.random(count) ** (1 / middle - 1)  # its mean is `middle`; evenly spread where that is a half
+    return np.maximum(lower[buckets] + (inside * sizes[buckets]).astype(np.int64), 1)
+
+
+def _middle(mean: float, weights: npt.NDArray[np.float64], lower: Ints, sizes: Ints) -> float:
+    """How far into every bucket lengths must lie on average, from 0 to 1, to have this mean."""
+    wide = weights * (sizes > 1)
+    space = float((wide * sizes).sum())
+    if space <= 0:
+        return 0.5
+    missing = mean - float((weights * lower).sum()) + 0.5 * float(wide.sum())  # whole tokens are rounded down
+    return min(max(missing / space, 0.02), 0.98)
 
 
 def _refuse_too_long(workload: Workload, limit: int | None) -> None:

@@ -99,6 +99,8 @@ def _arrivals(workload: Workload) -> str:
 def _lengths(lengths: Lengths) -> str:
     if lengths.fixed is not None:
         return f"always {lengths.fixed:,}"
+    if lengths.mean is not None:
+        return f"as seen ({number(lengths.mean)} on average)"
     mean = lengths.histogram.mean if lengths.histogram is not None else None
     return "as seen" if mean is None else f"as seen ({number(mean)} on average, from the buckets)"
 
