@@ -210,6 +210,7 @@ class LoadMode(StrEnum):
     OPEN_LOOP = "openLoop"
     SESSIONS = "sessions"
     TRACE = "trace"
+    HIGHEST_RATE = "highestRate"
 
 
 class Load(Model):
@@ -218,6 +219,7 @@ class Load(Model):
     mode: LoadMode = Field(
         default=LoadMode.PROFILE,
         description="`closedLoop` keeps `concurrency` requests running; `openLoop` sends `rate` a second; "
+        "`highestRate` seeks the highest `rate` that keeps the SLO, from `rate` or production's own, on one start; "
         "`sessions` keeps conversations running; `trace` replays a recording; "
         "`profile` is a closed loop at the concurrency that production showed.",
     )
@@ -243,9 +245,10 @@ class Load(Model):
             raise ValueError("closedLoop needs concurrency")
         if self.mode is LoadMode.OPEN_LOOP and self.rate is None:
             raise ValueError("openLoop needs rate")
-        if self.mode is not LoadMode.OPEN_LOOP and (self.rate is not None or self.burstiness is not None):
-            raise ValueError("rate and burstiness belong to mode openLoop")
-        if self.mode is LoadMode.OPEN_LOOP and self.concurrency is not None:
+        open_loop = self.mode in (LoadMode.OPEN_LOOP, LoadMode.HIGHEST_RATE)
+        if not open_loop and (self.rate is not None or self.burstiness is not None):
+            raise ValueError("rate and burstiness belong to mode openLoop or highestRate")
+        if open_loop and self.concurrency is not None:
             raise ValueError("concurrency belongs to mode closedLoop or profile")
         for mode, block in ((LoadMode.SESSIONS, self.sessions), (LoadMode.TRACE, self.trace)):
             if (self.mode is mode) != (block is not None):
@@ -410,6 +413,8 @@ class TuningSpec(Model):
                 "target.urls names servers that somebody else runs, so promotion.mode must be recommend: "
                 "Tunewright can't restart them"
             )
+        if self.load.mode is LoadMode.HIGHEST_RATE and not self.slo.bounds():
+            raise ValueError("load.mode highestRate needs a latency in slo: without one every rate is good")
         if self.target.deployment is not None and self.load.trace is not None:
             raise ValueError(
                 "load.trace is a file on this machine, which the pods of load tests in a cluster don't have"

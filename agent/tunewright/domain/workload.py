@@ -44,6 +44,9 @@ class Workload(Model):
         default=None, description="`concurrency` counts conversations; the lengths above are then the means of a turn."
     )
     trace: Trace | None = None
+    highest: bool = Field(
+        default=False, description="Seek the highest rate that keeps the SLO; `rate` is where that begins."
+    )
 
     @property
     def open_loop(self) -> bool:
@@ -56,6 +59,8 @@ class Workload(Model):
             raise ValueError("name exactly one of concurrency and rate (and trace)")
         if self.sessions is not None and self.concurrency != self.sessions.concurrency:
             raise ValueError("concurrency must be that of the sessions")
+        if self.highest and self.rate is None:
+            raise ValueError("the search for the highest rate needs a rate to begin with")
         return self
 
     @classmethod
@@ -90,8 +95,22 @@ def workload_for(load: Load, profile: TrafficProfile) -> Workload:
     }
     if load.trace is not None:
         return Workload(trace=load.trace, **shape)
+    burstiness = load.burstiness or profile.burstiness or 1.0
     if load.mode is LoadMode.OPEN_LOOP:
-        burstiness = load.burstiness or profile.burstiness or 1.0
         return Workload(rate=load.rate, burstiness=burstiness, **shape)
+    if load.mode is LoadMode.HIGHEST_RATE:
+        return Workload(rate=load.rate or max(profile.demand, 0.1), highest=True, burstiness=burstiness, **shape)
     seen = max(1, round(profile.concurrency_p95))
     return Workload(concurrency=load.concurrency or seen, **shape)
+
+
+MOST_RUNS = 14
+"""Runs of one search for the highest rate, on one server."""
+LEVEL_WARMUP = 30.0
+"""Longest warm-up of a level, in seconds: the server is warm, and only its queue has to settle."""
+
+
+def time_limit(duration: float, max_warmup: float, highest: bool) -> float:
+    """Seconds after which a load test is ended from outside, whatever it does."""
+    one = max_warmup + 3 * duration + 120.0
+    return one if not highest else one + MOST_RUNS * (LEVEL_WARMUP + 2 * duration + 15.0)

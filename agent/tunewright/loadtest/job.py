@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from tunewright.domain.measurement import Measurement
 from tunewright.domain.model import Model
 from tunewright.domain.tuning import Slo
-from tunewright.domain.workload import Workload
+from tunewright.domain.workload import Workload, time_limit
 from tunewright.ports import LoadRequest
 
 Endpoint = Literal["completions", "chat"]
@@ -48,9 +48,11 @@ class LoadJob(Model):
     token_ids: TokenRange = Field(default_factory=TokenRange)
 
     @model_validator(mode="after")
-    def _sessions_chat(self) -> Self:
+    def _consistent(self) -> Self:
         if self.workload.sessions is not None and self.endpoint != "chat":
             raise ValueError("sessions are conversations: endpoint must be chat")
+        if self.workload.highest and not self.slo.bounds():
+            raise ValueError("the highest rate is sought under an SLO: name a bound on a latency")
         return self
 
     @classmethod
@@ -77,7 +79,7 @@ class LoadJob(Model):
     @property
     def hard_limit(self) -> float:
         """Seconds after which a run is ended from outside, whatever it does."""
-        return self.max_warmup + 3 * self.duration + 120.0
+        return time_limit(self.duration, self.max_warmup, self.workload.highest)
 
 
 class Progress(Model):
@@ -105,3 +107,7 @@ class LoadResult(Model):
 
 class LoadFailure(Exception):
     """The load test has no result; the message says what, where and what to do."""
+
+
+class Overloaded(LoadFailure):
+    """There is no result, because the server did not keep up with what was sent."""

@@ -9,7 +9,7 @@ from tunewright.domain.profile import Source
 from tunewright.domain.tuning import LATENCIES
 from tunewright.loadtest import statistics
 from tunewright.loadtest.counters import Counted, Scrape, ServerFacts, disagreements, window_counters
-from tunewright.loadtest.job import LoadFailure, LoadJob
+from tunewright.loadtest.job import LoadFailure, LoadJob, Overloaded
 from tunewright.loadtest.measure import Answer, Samples, answers, in_flight_at, mean_concurrency, samples, token_flow
 from tunewright.loadtest.recording import NANO
 from tunewright.loadtest.session import Raw
@@ -19,6 +19,9 @@ LEAST_DELIVERED = 0.90
 MOST_CPU = 0.95
 MOST_MERGED, MOST_MERGED_WITH_ITL_SLO = 0.50, 0.20
 MOST_LAG, MOST_LAG_OF_TTFT = 0.05, 0.25  # open loop: seconds, and share of the TTFT at p99
+
+SATURATED = "saturated"
+"""How the reason begins why an open loop that the server can't keep up with is void."""
 
 _IN_FLIGHT_EVENTS = 2  # events of one request that one side has counted and the other has not, at a scrape
 _CUT_EVENTS = 8  # events that a server may still make of a request that was cut off
@@ -31,7 +34,8 @@ def measurement(job: LoadJob, facts: ServerFacts, raw: Raw) -> Measurement:
     end = (raw.end_ns - epoch) / NANO
     inside = samples(found, job.slo, 0.0, end)
     if not inside.completed:
-        raise LoadFailure(_nothing(job, raw, found, inside))
+        kind = LoadFailure if inside.errors else Overloaded
+        raise kind(_nothing(job, raw, found, inside))
     times, tokens = token_flow(found)
     output = statistics.rate(times, tokens, 0.0, end)
     health = _health(job, raw, found, inside, end)
@@ -150,7 +154,7 @@ def _unsteady(job: LoadJob, raw: Raw, found: Sequence[Answer], end: float) -> li
         sent = raw.asked_rate * end
         if last - first > max(0.1 * sent, 3 * (sent * max(1.0, job.workload.burstiness)) ** 0.5):
             reasons.append(
-                f"saturated: requests in flight grew from {first} to {last} in the window, so its latencies depend "
+                f"{SATURATED}: requests in flight grew from {first} to {last} in the window, so its latencies depend "
                 f"on its length; the server can't keep up with {raw.asked_rate:.4g} requests/s"
             )
     return reasons

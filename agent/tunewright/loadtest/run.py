@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import itertools
 import secrets
 import sys
 import time
@@ -12,13 +13,17 @@ from typing import get_args
 import uvloop
 from pydantic import ValidationError
 
+from tunewright.domain.measurement import Measurement
 from tunewright.domain.traffic import Sessions, Trace, TraceFormat
+from tunewright.domain.tuning import Slo
 from tunewright.domain.units import parse_duration, parse_share
-from tunewright.domain.workload import Lengths, Workload
+from tunewright.domain.workload import MOST_RUNS, Lengths, Workload
 from tunewright.loadtest.counters import Observer, ServerFacts
 from tunewright.loadtest.files import write_atomic
+from tunewright.loadtest.highest import highest_rate
 from tunewright.loadtest.job import LoadFailure, LoadJob, LoadResult, Progress
 from tunewright.loadtest.judge import measurement, notes
+from tunewright.loadtest.measure import Answer, answers
 from tunewright.loadtest.quality import quality_answers
 from tunewright.loadtest.report import table
 from tunewright.loadtest.session import Raw, Session, Tell
@@ -35,16 +40,35 @@ def execute(job: LoadJob, tell: Tell) -> LoadResult:
         observer = Observer(job, api_key)
         try:
             facts = observer.facts()
-            raw = gather(job, facts, observer, content_seed, api_key, tell)
-            measured = measurement(job, facts, raw)
-            answers = quality_answers(job, observer, facts.model, facts.max_model_len, deadline)
+            measured, remarks = _measured(job, facts, observer, content_seed, api_key, tell)
+            quality = quality_answers(job, observer, facts.model, facts.max_model_len, deadline)
         finally:
             observer.close()
     except LoadFailure as failure:
         return LoadResult(failure=str(failure), content_seed=content_seed)
-    return LoadResult(
-        measurement=measured, answers=answers, content_seed=content_seed, notes=tuple(notes(job, raw, measured))
-    )
+    return LoadResult(measurement=measured, answers=quality, content_seed=content_seed, notes=tuple(remarks))
+
+
+def _measured(
+    job: LoadJob, facts: ServerFacts, observer: Observer, content_seed: int, api_key: str | None, tell: Tell
+) -> tuple[Measurement, list[str]]:
+    if not job.workload.highest:
+        raw = gather(job, facts, observer, content_seed, api_key, tell)
+        measured = measurement(job, facts, raw)
+        return measured, notes(job, raw, measured)
+    runs = itertools.count()
+
+    def run(level: LoadJob) -> tuple[list[Answer], Measurement]:
+        number = next(runs)
+
+        def told(news: Progress) -> None:
+            detail = f"{level.workload.rate:.4g} requests/s, {news.detail}"
+            tell(Progress(share=min(0.95, (number + news.share) / MOST_RUNS), detail=detail))
+
+        raw = gather(level, facts, observer, content_seed + number, api_key, told)  # or a cache would know the prompts
+        return answers(raw.records, level.endpoint, raw.start_ns, from_intended=True), measurement(level, facts, raw)
+
+    return highest_rate(job, run)
 
 
 def gather(
@@ -138,6 +162,7 @@ def _workload(given: argparse.Namespace) -> Workload:
         concurrency=given.concurrency if given.rate is None and trace is None else None,
         rate=given.rate,
         trace=trace,
+        highest=given.highest_rate,
         burstiness=given.burstiness,
         prompt_tokens=Lengths(fixed=given.prompt_tokens),
         output_tokens=Lengths(fixed=given.output_tokens),
@@ -155,8 +180,16 @@ def _job(given: argparse.Namespace) -> LoadJob:
         seed=given.seed,
         api_key_file=given.api_key_file,
         ca_file=given.ca_file,
+        slo=Slo.model_validate(dict(_bound(text) for text in given.slo)),
         endpoint="chat" if given.sessions is not None else given.endpoint,
     )
+
+
+def _bound(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--slo wants NAME=BOUND, as ttftP95=2s, not {text!r}")
+    return name, value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -168,6 +201,12 @@ def _parser() -> argparse.ArgumentParser:
     loop.add_argument("--concurrency", type=int, default=32, help="closed loop: requests running at all times (32)")
     loop.add_argument("--rate", type=float, help="open loop: requests per second")
     loop.add_argument("--sessions", type=int, metavar="N", help="agent sessions: N conversations at all times")
+    parser.add_argument(
+        "--highest-rate", action="store_true", help="seek the highest rate that keeps the SLO, beginning with --rate"
+    )
+    parser.add_argument(
+        "--slo", action="append", default=[], metavar="NAME=BOUND", help="as ttftP95=2s; may be repeated"
+    )
     parser.add_argument("--burstiness", type=float, default=1.0, help="variance over mean of arrivals, 1 is Poisson")
     loop.add_argument(
         "--trace", metavar="FILE", help="replay a recording: Mooncake's or vLLM's JSON lines, Azure's CSV"

@@ -14,7 +14,7 @@ from tunewright.domain.units import format_duration
 from tunewright.loadtest import statistics
 from tunewright.loadtest.client import Client
 from tunewright.loadtest.counters import Observer, Scrape, ServerFacts, trust
-from tunewright.loadtest.job import LoadFailure, LoadJob, Progress
+from tunewright.loadtest.job import LoadFailure, LoadJob, Overloaded, Progress
 from tunewright.loadtest.pacing import Pacing
 from tunewright.loadtest.protocol import Server, error_kind, kernel_stamps
 from tunewright.loadtest.recording import NANO, Record, Recorder
@@ -210,7 +210,7 @@ class Session:
                 f"the last {recorder.failed_in_a_row} requests to {url} all failed: {recorder.last_error}; read its log"
             )
         if recorder.in_flight > _MOST_IN_FLIGHT:
-            raise LoadFailure(
+            raise Overloaded(
                 f"{recorder.in_flight} requests are in flight at {url}: it can't keep up with the rate; lower it"
             )
         events, since = self._last_events
