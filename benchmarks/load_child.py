@@ -16,11 +16,11 @@ import numpy as np
 from benchmarks.load_seen import Run, Seen, write
 
 from tunewright.loadtest.counters import Observer
+from tunewright.loadtest.gathering import gather
 from tunewright.loadtest.job import LoadFailure, LoadJob
 from tunewright.loadtest.judge import measurement
 from tunewright.loadtest.measure import answers
 from tunewright.loadtest.prompts import Planned, PromptSource
-from tunewright.loadtest.run import gather
 
 
 def ours(job: LoadJob) -> Run:

@@ -112,7 +112,8 @@ def draw_lengths(lengths: Lengths, rng: np.random.Generator, count: int) -> Ints
     middle = 0.5 if lengths.mean is None else _middle(lengths.mean, weights, lower, sizes)
     buckets = rng.choice(len(weights), size=count, p=weights)
     inside = rng.random(count) ** (1 / middle - 1)  # its mean is `middle`; evenly spread where that is a half
-    return np.maximum(lower[buckets] + (inside * sizes[buckets]).astype(np.int64), 1)
+    drawn: Ints = np.maximum(lower[buckets] + (inside * sizes[buckets]).astype(np.int64), 1)
+    return drawn
 
 
 def _middle(mean: float, weights: npt.NDArray[np.float64], lower: Ints, sizes: Ints) -> float:

@@ -1,7 +1,6 @@
 """The command `tunewright load`: for the service by files, for people by arguments."""
 
 import argparse
-import asyncio
 import itertools
 import secrets
 import sys
@@ -10,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-import uvloop
 from pydantic import ValidationError
 
 from tunewright.domain.measurement import Measurement
@@ -20,13 +18,14 @@ from tunewright.domain.units import parse_duration, parse_share
 from tunewright.domain.workload import MOST_RUNS, Lengths, Workload
 from tunewright.loadtest.counters import Observer, ServerFacts
 from tunewright.loadtest.files import write_atomic
+from tunewright.loadtest.gathering import gather
 from tunewright.loadtest.highest import highest_rate
 from tunewright.loadtest.job import LoadFailure, LoadJob, LoadResult, Progress
 from tunewright.loadtest.judge import measurement, notes
 from tunewright.loadtest.measure import Answer, answers
 from tunewright.loadtest.quality import quality_answers
 from tunewright.loadtest.report import table
-from tunewright.loadtest.session import Raw, Session, Tell
+from tunewright.loadtest.session import Tell
 
 OK, FAILED, USAGE, VOID = 0, 1, 2, 3
 
@@ -69,15 +68,6 @@ def _measured(
         return answers(raw.records, level.endpoint, raw.start_ns, from_intended=True), measurement(level, facts, raw)
 
     return highest_rate(job, run)
-
-
-def gather(
-    job: LoadJob, facts: ServerFacts, observer: Observer, content_seed: int, api_key: str | None, tell: Tell
-) -> Raw:
-    """Put the load on the server and gather what came back, unjudged. Raises `LoadFailure`."""
-    session = Session(job, facts, observer, content_seed, api_key, tell)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(session.run())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

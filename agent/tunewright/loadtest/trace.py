@@ -83,7 +83,7 @@ def read_trace(trace: Trace, limit: int | None = None) -> Recording:
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise LoadFailure(f"the trace {path} can't be read: {error}") from error
-    kind = trace.format
+    kind: str = trace.format
     if kind == "auto":
         kind = "azure" if text[:1000].split("\n", 1)[0].lower().startswith(_COLUMNS[0]) else _guess(path, text)
     wrong: list[str] = []
@@ -147,18 +147,23 @@ def _azure(line: int, row: list[str], where: list[int]) -> Arrival:
 
 def _json(kind: str, line: int, content: str) -> Arrival:
     row = _object(content)
-    at, prompt, output = (row.get(name) for name in ("timestamp", "input_length", "output_length"))
+    at = row.get("timestamp")
     if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at) or at < 0:
         raise ValueError(f"timestamp is {at!r}, not a number of 0 or more")
-    for name, count, least in (("input_length", prompt, 1), ("output_length", output, 0)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            raise ValueError(f"{name} is {count!r}, not a whole number of {least} or more")
+    prompt, output = _count(row, "input_length", 1), _count(row, "output_length", 0)
     blocks, block = row.get("hash_ids") or [], _BLOCKS[kind]
     if not isinstance(blocks, list) or not all(isinstance(name, int | str) for name in blocks):
         raise ValueError("hash_ids is no list of whole numbers or texts")
-    if blocks and len(blocks) != -(-int(prompt or 0) // block):
+    if blocks and len(blocks) != -(-prompt // block):
         raise ValueError(f"{len(blocks)} hash_ids for {prompt} tokens, where one names {block} tokens ({kind})")
-    return Arrival(line, at * _UNITS[kind], int(prompt or 0), int(output or 0), tuple(map(str, blocks)))
+    return Arrival(line, at * _UNITS[kind], prompt, output, tuple(map(str, blocks)))
+
+
+def _count(row: dict[str, object], name: str, least: int) -> int:
+    count = row.get(name)
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise ValueError(f"{name} is {count!r}, not a whole number of {least} or more")
+    return count
 
 
 def _object(content: str) -> dict[str, object]:
