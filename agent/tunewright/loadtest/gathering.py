@@ -16,6 +16,7 @@ from tunewright.loadtest.job import LoadFailure, LoadJob, Overloaded, Progress
 from tunewright.loadtest.recording import NANO
 from tunewright.loadtest.session import Gate, Raw, Session, Tell, TooBusy
 
+_MOST = 8  # processes
 _LEAD = 0.3  # seconds from the decision to the common start of the window
 _OTHER_SEEDS = 7919
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -47,7 +48,7 @@ def _alone(session: Session) -> Raw:
 
 def _can_split(job: LoadJob, processes: int) -> bool:
     enough = job.workload.concurrency is None or job.workload.concurrency >= processes
-    return processes <= len(os.sched_getaffinity(0)) and job.workload.trace is None and enough
+    return processes <= min(_MOST, len(os.sched_getaffinity(0))) and job.workload.trace is None and enough
 
 
 def share(job: LoadJob, index: int, processes: int) -> LoadJob:
