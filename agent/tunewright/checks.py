@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tunewright.domain.tuning import Tuning
+from tunewright.domain.units import format_duration
+from tunewright.loadtest.job import LoadFailure
+from tunewright.loadtest.trace import read_trace
 from tunewright.local import model_facts
 from tunewright.observe.prometheus import PrometheusSource
 from tunewright.platform.process import children, gpu, sockets
@@ -38,6 +41,8 @@ def run_checks(tuning: Tuning, state: Path, clock: Clock) -> list[Finding]:
     """All checks in the order in which a tuning would meet them."""
     spec = tuning.spec
     checks: list[tuple[str, Callable[[], str]]] = [("search", partial(_search, tuning))]
+    if spec.load.trace is not None:
+        checks.append(("trace", partial(check_trace, tuning)))
     for name, words in _commands(tuning):
         environment = {**spec.target.environment, **(spec.spare.environment if name == "spare" else {})}
         checks.append((f"{name} command", partial(_command, words, environment)))
@@ -72,6 +77,18 @@ def _search(tuning: Tuning) -> str:
     if not space.axes:
         raise Refused("no knob is left to search: look at spec.search.include and exclude")
     return f"{len(space.axes)} knobs: {', '.join(axis.name for axis in space.axes)}"
+
+
+def check_trace(tuning: Tuning) -> str:
+    """Read the trace that the load tests are to replay, if any. Raises `Refused` with the lines that are wrong."""
+    trace = tuning.spec.load.trace
+    if trace is None:
+        return "none"
+    try:
+        recording = read_trace(trace)
+    except LoadFailure as failure:
+        raise Refused(str(failure)) from failure
+    return f"{len(recording.arrivals)} requests over {format_duration(round(recording.period))}"
 
 
 def _command(words: tuple[str, ...], environment: dict[str, str]) -> str:

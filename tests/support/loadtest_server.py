@@ -28,6 +28,7 @@ class Behaviour:
     miscount: float = 1.0  # what its counter says for each token
     logprobs: bool = True
     text: str = " one two three"
+    word_tokens: float = 1.0  # what its tokenizer makes of a word of a conversation
     hang: bool = False
     error_event: bool = False
     close_each: bool = False
@@ -144,7 +145,9 @@ vllm:request_success_total{{engine="0",finished_reason="length"}} {b.finished}
             return
         if not asked.get("stream"):
             logprobs = {"tokens": [" one", " two"]} if b.logprobs else None
-            self._whole(writer, 200, json.dumps({"choices": [{"text": b.text, "logprobs": logprobs}]}))
+            usage = {"prompt_tokens": self._prompt_tokens(asked), "completion_tokens": 1}
+            choices = [{"text": b.text, "logprobs": logprobs}]
+            self._whole(writer, 200, json.dumps({"choices": choices, "usage": usage}))
             return
         chat = path.endswith("chat/completions")
         writer.write(
@@ -160,10 +163,16 @@ vllm:request_success_total{{engine="0",finished_reason="length"}} {b.finished}
         finally:
             b.running -= 1
 
+    def _prompt_tokens(self, asked: dict[str, Any]) -> int:
+        if "messages" not in asked:
+            return len(asked["prompt"])
+        words = sum(len(message["content"].split()) for message in asked["messages"])
+        return round(words * self.behaviour.word_tokens) + 3 * len(asked["messages"])
+
     async def _stream(self, chat: bool, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         b = self.behaviour
         total = asked.get("max_tokens") or asked["max_completion_tokens"]
-        prompt = len(asked.get("prompt") or asked["messages"][0]["content"].split())
+        prompt = self._prompt_tokens(asked)
         b.prompt_tokens += prompt
         if chat:
             await self._event(writer, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})
@@ -176,7 +185,9 @@ vllm:request_success_total{{engine="0",finished_reason="length"}} {b.finished}
             tokens = min(b.per_event, total - sent)
             sent += tokens
             b.tokens += tokens
-            waiting += self._chunk({"choices": [{"text": ' data: "x"\n\n', "finish_reason": None}]})
+            piece = f' data: "é{sent}"\n\n'
+            said = {"delta": {"content": piece}} if chat else {"text": piece}
+            waiting += self._chunk({"choices": [said | {"finish_reason": None}]})
             if waiting.count(b"\r\ndata: ") >= b.merge or sent == total:
                 await self._write(writer, waiting)
                 waiting = b""

@@ -78,13 +78,25 @@ def test_defaults_of_the_schema_are_those_of_the_models_as_a_file_has_them():
         "metadata": {"name": "a"},
         "spec": {"target": {"command": ["{port}"]}, "objective": {"maximize": "goodput"}},
     }
-    filled = Tuning.model_validate(minimal).model_dump(mode="json", by_alias=True)
+    sessions = {"concurrency": 1, "firstPrompt": 1, "perTurn": 1, "output": 1}
+    loads = ({}, {"mode": "sessions", "sessions": sessions}, {"mode": "trace", "trace": {"file": "a"}})
+    filled = [
+        Tuning.model_validate(minimal | {"spec": minimal["spec"] | {"load": load}}).model_dump(
+            mode="json", by_alias=True
+        )
+        for load in loads
+    ]
+
+    def value(document, path):
+        for part in path[:-1]:
+            document = document[part] or {}
+        return document.get(path[-1], KeyError)
+
     checked = 0
     for path, field in fields(schema, schema):
         if "default" in field and "properties" not in field:
-            actual = filled
-            for part in path:
-                actual = actual[part]
+            # A block that may be left out is looked at in the document that has it.
+            actual = next(found for document in filled if (found := value(document, path)) is not KeyError)
             if path != ("spec", "target", "command"):
                 assert field["default"] == actual, path
             checked += 1

@@ -10,6 +10,8 @@ def test_the_profile_becomes_a_closed_loop_at_the_busy_end_of_what_was_seen():
     workload = workload_for(Load(), profile())
     assert (workload.concurrency, workload.rate) == (64, None)
     assert workload.prompt_tokens.histogram == profile().prompt_tokens
+    assert workload.prompt_tokens.mean == profile().prompt_tokens_mean
+    assert workload.output_tokens.mean == profile().output_tokens_mean
     assert workload.prefix_reuse == 0.32
 
 
@@ -45,3 +47,5 @@ def test_a_workload_is_one_loop(fields):
 def test_lengths_are_one_thing(fields):
     with pytest.raises(ValueError, match="exactly one of fixed and histogram"):
         Lengths(**fields)
+    with pytest.raises(ValueError, match="mean belongs to histogram"):
+        Lengths(fixed=1, mean=1.0)

@@ -20,7 +20,9 @@ TUNINGS = [path for path in EXAMPLES if "kind: Tuning" in path.read_text()]
 
 
 def test_there_are_examples() -> None:
-    assert {"simulator.yaml", "workstation.yaml", "adopted.yaml"} <= {path.name for path in TUNINGS}
+    assert {"simulator.yaml", "workstation.yaml", "adopted.yaml", "agent-sessions.yaml"} <= {
+        path.name for path in TUNINGS
+    }
 
 
 @pytest.mark.parametrize("path", TUNINGS, ids=lambda path: path.name)

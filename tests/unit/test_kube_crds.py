@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest
 import yaml
@@ -79,8 +79,9 @@ def test_every_field_of_the_model_is_there_and_no_other() -> None:
     def fields(model: type[BaseModel], path: str = "") -> Iterator[str]:
         for field in model.model_fields.values():
             yield f"{path}.{field.alias}"
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                yield from fields(field.annotation, f"{path}.{field.alias}")
+            for kind in (field.annotation, *get_args(field.annotation)):  # a block, also one that may be left out
+                if isinstance(kind, type) and issubclass(kind, BaseModel):
+                    yield from fields(kind, f"{path}.{field.alias}")
 
     said = {path for path, _ in nodes(structural(TuningSpec)) if path and "[]" not in path}
     assert said == set(fields(TuningSpec))

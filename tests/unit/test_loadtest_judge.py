@@ -108,14 +108,14 @@ def test_late_sends_void_an_open_loop_and_are_part_of_its_latency():
     for one in records:
         one.intended_ns -= SECOND // 2
     asked = job(workload={"rate": 4.0})
-    found = measurement(asked, FACTS, raw(records))
+    found = measurement(asked, FACTS, raw(records, asked_rate=4.0))
     assert found.ttft.p50 == pytest.approx(0.6)
     assert any("later than intended" in reason for reason in found.void)
     assert not any("saturated" in reason for reason in found.void)
 
 
 def test_an_open_loop_that_keeps_up_is_sound():
-    assert void(raw(steady()), job(workload={"rate": 4.0})) == ""
+    assert void(raw(steady(), asked_rate=4.0), job(workload={"rate": 4.0})) == ""
 
 
 def counters(tokens: float, finished: float) -> Scrape:

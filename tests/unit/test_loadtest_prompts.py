@@ -69,6 +69,31 @@ def test_lengths_are_as_the_histogram_says():
     assert drawn.mean() == pytest.approx(HISTOGRAM.mean, rel=0.03)
 
 
+@pytest.mark.parametrize("spread", [0.3, 0.8, 1.5])
+@pytest.mark.parametrize("median", [30, 700, 5000])
+def test_a_known_mean_is_met_and_every_bucket_keeps_its_share(spread, median):
+    edges = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+    true = np.clip(np.random.default_rng(2).lognormal(np.log(median), spread, 50_000).round(), 1, 100_000)
+    counts = np.histogram(true, bins=[0.5, *(np.array(edges) + 0.5)])[0]
+    histogram = Histogram(edges=edges, counts=tuple(counts.tolist()))
+    known = Lengths(histogram=histogram, mean=float(true.mean()))
+    drawn = draw_lengths(known, np.random.default_rng(1), 200_000)
+    assert drawn.mean() == pytest.approx(true.mean(), rel=0.015)
+    found = np.histogram(drawn, bins=[0.5, *(np.array(edges) + 0.5)])[0]
+    assert found / 200_000 == pytest.approx(counts / 50_000, abs=0.005)
+    even = draw_lengths(Lengths(histogram=histogram), np.random.default_rng(1), 200_000)
+    if spread > 1 or median == 700:
+        assert abs(even.mean() / true.mean() - 1) > 0.02  # what the mean is for
+
+
+def test_a_mean_that_the_buckets_rule_out_is_met_as_nearly_as_they_allow():
+    for mean, low, high in ((1.0, 101, 105), (5000.0, 195, 200)):
+        lengths = Lengths(histogram=Histogram(edges=(100, 200), counts=(0, 7)), mean=mean)
+        assert low <= draw_lengths(lengths, np.random.default_rng(1), 5000).mean() <= high
+    narrow = Lengths(histogram=Histogram(edges=(7, 8), counts=(0, 7)), mean=8.0)
+    assert set(draw_lengths(narrow, np.random.default_rng(1), 100).tolist()) == {8}
+
+
 def test_the_overflow_counts_as_the_last_edge():
     lengths = Lengths(histogram=Histogram(edges=(8, 16), counts=(0, 0), overflow=5))
     assert set(draw_lengths(lengths, np.random.default_rng(1), 100).tolist()) == {16}

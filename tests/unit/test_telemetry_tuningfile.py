@@ -63,7 +63,7 @@ def test_a_json_document_is_read_as_well():
         ("outputTokensPerSecond", "outputTokenPerSecond", "spec.objective.maximize: `outputTokenPerSecond` is not one "
          "of outputTokensPerSecond, goodput, tokensPerDollar; did you mean `outputTokensPerSecond`?"),
         ("  slo:", "  load: {mode: closedloop}\n  slo:", "spec.load.mode: `closedloop` is not one of profile, "
-         "closedLoop, openLoop; did you mean `closedLoop`?"),
+         "closedLoop, openLoop, sessions, trace, highestRate; did you mean `closedLoop`?"),
         ("  slo:", "  budget: {trials: many}\n  slo:", "spec.budget.trials: a whole number is wanted, not `many`"),
         ("  slo:", "  budget: {trials: 0}\n  slo:", "spec.budget.trials: must be greater than or equal to 1, not `0`"),
         ("  slo:", "  budget: []\n  slo:", "spec.budget: a mapping of fields is wanted, not a list"),

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import TrialPurpose, TrialRecord, TuningRecord
+from tunewright.domain.tuning import LoadMode
+from tunewright.domain.workload import time_limit
 
 SPARE_TIME = 1.5
 """Servers in production may take this much longer to start than the slowest start measured on the spare."""
@@ -20,7 +22,8 @@ def start_allowance(record: TuningRecord, trials: Sequence[TrialRecord]) -> floa
 def deadline(record: TuningRecord, trials: Sequence[TrialRecord]) -> float | None:
     """Seconds that this phase may take; None where a person is waited for, or where giving up would be worse."""
     spec = record.tuning.spec
-    one_trial = spec.spare.start_timeout + spec.load.max_warmup + 3 * spec.load.duration + 180
+    highest = spec.load.mode is LoadMode.HIGHEST_RATE
+    one_trial = spec.spare.start_timeout + time_limit(spec.load.duration, spec.load.max_warmup, highest) + 60
     replicas = record.promotion.replicas if record.promotion else spec.target.replicas
     one_server = start_allowance(record, trials) + spec.target.drain_timeout + 60
     match record.phase:

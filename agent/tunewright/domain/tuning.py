@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from tunewright.domain.candidate import content_hash
 from tunewright.domain.measurement import LatencyName, PercentileName
 from tunewright.domain.model import Model
+from tunewright.domain.traffic import Sessions, Trace
 from tunewright.domain.units import Duration, Percentage, format_duration
 
 LATENCIES: tuple[LatencyName, ...] = ("ttft", "tpot", "itl", "e2e")
@@ -222,6 +223,9 @@ class LoadMode(StrEnum):
     PROFILE = "profile"
     CLOSED_LOOP = "closedLoop"
     OPEN_LOOP = "openLoop"
+    SESSIONS = "sessions"
+    TRACE = "trace"
+    HIGHEST_RATE = "highestRate"
 
 
 class Load(Model):
@@ -230,6 +234,8 @@ class Load(Model):
     mode: LoadMode = Field(
         default=LoadMode.PROFILE,
         description="`closedLoop` keeps `concurrency` requests running; `openLoop` sends `rate` a second; "
+        "`highestRate` seeks the highest `rate` that keeps the SLO, from `rate` or production's own, on one start; "
+        "`sessions` keeps conversations running; `trace` replays a recording; "
         "`profile` is a closed loop at the concurrency that production showed.",
     )
     concurrency: int | None = Field(default=None, ge=1, le=100_000, description="Streams of the closed loop.")
@@ -242,6 +248,8 @@ class Load(Model):
     prompt_tokens: int | None = Field(default=None, ge=1, description="Fixed prompt length.")
     output_tokens: int | None = Field(default=None, ge=1, description="Fixed output length.")
     prefix_reuse: Percentage | None = Field(default=None, description="Share of prompt tokens that is shared.")
+    sessions: Sessions | None = Field(default=None, description="Agent sessions, for mode `sessions`.")
+    trace: Trace | None = Field(default=None, description="A recording, for mode `trace`.")
     duration: Duration = Field(default=35.0, description="Length of the steady window of one measurement.")
     max_warmup: Duration = Field(default=120.0, description="A warm-up that has not settled by then is ended.")
     seed: int = Field(default=1, ge=0, description="Seed of the workload.")
@@ -252,10 +260,24 @@ class Load(Model):
             raise ValueError("closedLoop needs concurrency")
         if self.mode is LoadMode.OPEN_LOOP and self.rate is None:
             raise ValueError("openLoop needs rate")
-        if self.mode is not LoadMode.OPEN_LOOP and (self.rate is not None or self.burstiness is not None):
-            raise ValueError("rate and burstiness belong to mode openLoop")
-        if self.mode is LoadMode.OPEN_LOOP and self.concurrency is not None:
+        open_loop = self.mode in (LoadMode.OPEN_LOOP, LoadMode.HIGHEST_RATE)
+        if not open_loop and (self.rate is not None or self.burstiness is not None):
+            raise ValueError("rate and burstiness belong to mode openLoop or highestRate")
+        if open_loop and self.concurrency is not None:
             raise ValueError("concurrency belongs to mode closedLoop or profile")
+        for mode, block in ((LoadMode.SESSIONS, self.sessions), (LoadMode.TRACE, self.trace)):
+            if (self.mode is mode) != (block is not None):
+                raise ValueError(f"mode {mode.value} and the block {mode.value} belong together")
+        if self.sessions is not None or self.trace is not None:
+            given = {
+                "concurrency": self.concurrency,
+                "promptTokens": self.prompt_tokens,
+                "outputTokens": self.output_tokens,
+                "prefixReuse": self.prefix_reuse,
+            }
+            wrong = " and ".join(name for name, value in given.items() if value is not None)
+            if wrong:
+                raise ValueError(f"{wrong} can't be with mode {self.mode.value}: its block says it all")
         return self
 
 
@@ -413,6 +435,12 @@ class TuningSpec(Model):
             raise ValueError(
                 "target.urls names servers that somebody else runs, so promotion.mode must be recommend: "
                 "Tunewright can't restart them"
+            )
+        if self.load.mode is LoadMode.HIGHEST_RATE and not self.slo.bounds():
+            raise ValueError("load.mode highestRate needs a latency in slo: without one every rate is good")
+        if self.target.deployment is not None and self.load.trace is not None:
+            raise ValueError(
+                "load.trace is a file on this machine, which the pods of load tests in a cluster don't have"
             )
         if self.target.urls and not self.spare.command:
             raise ValueError("target.urls needs spare.command: there is no command of production's to take")

@@ -96,6 +96,19 @@ class Observer:
             return None
         return Scrape(asked, time.time_ns(), answer.text) if answer.status_code == 200 else None
 
+    def chat_prompt_tokens(self, model: str, text: str) -> int:
+        """How many prompt tokens the server counts for a conversation of one message. Raises `LoadFailure`."""
+        url = f"{self._url}/v1/chat/completions"
+        messages = [{"role": "user", "content": text}]
+        try:
+            answer = self.http.post(url, json={"model": model, "messages": messages, "max_completion_tokens": 1})
+            if answer.status_code == 200:
+                return int(answer.json()["usage"]["prompt_tokens"])
+            reason = f"answers {answer.status_code}: {answer.text[:200]}"
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            reason = f"gives no readable answer: {error!r}"
+        raise LoadFailure(f"{url} {reason}; sessions need a model with a chat template")
+
     def _json(self, path: str, required: bool) -> dict[str, Any]:
         try:
             answer = self.http.get(self._url + path)

@@ -1,5 +1,6 @@
 """What the command `tunewright load` reads and writes: the job, its progress and its result."""
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -7,7 +8,7 @@ from pydantic import Field, model_validator
 from tunewright.domain.measurement import Measurement
 from tunewright.domain.model import Model
 from tunewright.domain.tuning import Slo
-from tunewright.domain.workload import Workload
+from tunewright.domain.workload import Workload, time_limit
 from tunewright.ports import LoadRequest
 
 Endpoint = Literal["completions", "chat"]
@@ -46,12 +47,24 @@ class LoadJob(Model):
     endpoint: Endpoint = "completions"
     token_ids: TokenRange = Field(default_factory=TokenRange)
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.workload.sessions is not None and self.endpoint != "chat":
+            raise ValueError("sessions are conversations: endpoint must be chat")
+        if self.workload.highest and not self.slo.bounds():
+            raise ValueError("the highest rate is sought under an SLO: name a bound on a latency")
+        return self
+
     @classmethod
     def of(cls, request: LoadRequest) -> "LoadJob":
         """The job that the controller's request describes."""
+        workload = request.workload
+        if workload.trace is not None:  # the load test runs in a folder of its own
+            trace = workload.trace.model_copy(update={"file": str(Path(workload.trace.file).absolute())})
+            workload = workload.model_copy(update={"trace": trace})
         return cls(
             url=request.url.rstrip("/"),
-            workload=request.workload,
+            workload=workload,
             model=request.model,
             slo=request.slo,
             duration=request.duration,
@@ -60,12 +73,13 @@ class LoadJob(Model):
             quality_prompts=request.quality_prompts,
             quality_max_tokens=request.quality_max_tokens,
             api_key_file=request.api_key_file,
+            endpoint="completions" if request.workload.sessions is None else "chat",
         )
 
     @property
     def hard_limit(self) -> float:
         """Seconds after which a run is ended from outside, whatever it does."""
-        return self.max_warmup + 3 * self.duration + 120.0
+        return time_limit(self.duration, self.max_warmup, self.workload.highest)
 
 
 class Progress(Model):
@@ -93,3 +107,7 @@ class LoadResult(Model):
 
 class LoadFailure(Exception):
     """The load test has no result; the message says what, where and what to do."""
+
+
+class Overloaded(LoadFailure):
+    """There is no result, because the server did not keep up with what was sent."""

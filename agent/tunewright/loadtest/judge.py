@@ -9,7 +9,7 @@ from tunewright.domain.profile import Source
 from tunewright.domain.tuning import LATENCIES
 from tunewright.loadtest import statistics
 from tunewright.loadtest.counters import Counted, Scrape, ServerFacts, disagreements, window_counters
-from tunewright.loadtest.job import LoadFailure, LoadJob
+from tunewright.loadtest.job import LoadFailure, LoadJob, Overloaded
 from tunewright.loadtest.measure import Answer, Samples, answers, in_flight_at, mean_concurrency, samples, token_flow
 from tunewright.loadtest.recording import NANO
 from tunewright.loadtest.session import Raw
@@ -20,6 +20,9 @@ MOST_CPU = 0.95
 MOST_MERGED, MOST_MERGED_WITH_ITL_SLO = 0.50, 0.20
 MOST_LAG, MOST_LAG_OF_TTFT = 0.05, 0.25  # open loop: seconds, and share of the TTFT at p99
 
+SATURATED = "saturated"
+"""How the reason begins why an open loop that the server can't keep up with is void."""
+
 _IN_FLIGHT_EVENTS = 2  # events of one request that one side has counted and the other has not, at a scrape
 _CUT_EVENTS = 8  # events that a server may still make of a request that was cut off
 
@@ -27,12 +30,12 @@ _CUT_EVENTS = 8  # events that a server may still make of a request that was cut
 def measurement(job: LoadJob, facts: ServerFacts, raw: Raw) -> Measurement:
     """Judge a run. Raises `LoadFailure` when nothing completed in its window: that is never a number."""
     epoch = raw.start_ns
-    open_loop = job.workload.rate is not None
-    found = answers(raw.records, job.endpoint, epoch, from_intended=open_loop)
+    found = answers(raw.records, job.endpoint, epoch, from_intended=job.workload.open_loop)
     end = (raw.end_ns - epoch) / NANO
     inside = samples(found, job.slo, 0.0, end)
     if not inside.completed:
-        raise LoadFailure(_nothing(job, raw, found, inside))
+        kind = LoadFailure if inside.errors else Overloaded
+        raise kind(_nothing(job, raw, found, inside))
     times, tokens = token_flow(found)
     output = statistics.rate(times, tokens, 0.0, end)
     health = _health(job, raw, found, inside, end)
@@ -75,7 +78,7 @@ def measurement(job: LoadJob, facts: ServerFacts, raw: Raw) -> Measurement:
 
 def notes(job: LoadJob, raw: Raw, result: Measurement) -> list[str]:
     """What a reader should know of a run, without being a fault of it."""
-    found = []
+    found = list(raw.remarks)
     if not result.warmup_settled:
         found.append(f"the warm-up had not settled after {result.warmup:.0f} s: the server may still be warming up")
     if job.workload.prefix_reuse > raw.reachable_reuse + 0.01:
@@ -88,6 +91,8 @@ def notes(job: LoadJob, raw: Raw, result: Measurement) -> list[str]:
             f"{result.generator.merged_reads:.1%} of the reads held several tokens (a busy machine): the upper "
             "percentiles of ITL are upper bounds"
         )
+    if raw.cut_short:
+        found.append(f"{raw.cut_short} sessions were ended early: their next turn might not have fitted max_model_len")
     if raw.unstamped_reads:
         found.append(f"{raw.unstamped_reads} reads have no kernel time stamp (TLS has none): the loop's time was used")
     return found
@@ -108,8 +113,9 @@ def _nothing(job: LoadJob, raw: Raw, found: Sequence[Answer], inside: Samples) -
 def _health(job: LoadJob, raw: Raw, found: Sequence[Answer], inside: Samples, end: float) -> GeneratorHealth:
     in_window = [record for record in raw.records if raw.start_ns <= record.intended_ns < raw.end_ns]
     lags = [max(0, record.sent_ns - record.intended_ns) / NANO for record in in_window if record.sent_ns]
-    rate = job.workload.rate
-    achieved = len(lags) / end if rate is not None else mean_concurrency(found, 0.0, end)
+    rate = raw.asked_rate
+    pauses = [((since - raw.start_ns) / NANO, (until - raw.start_ns) / NANO) for since, until in raw.pauses]
+    achieved = len(lags) / end if rate is not None else mean_concurrency(found, 0.0, end, pauses)
     return GeneratorHealth(
         asked=rate if rate is not None else float(job.workload.concurrency or 0),
         achieved=achieved,
@@ -121,9 +127,8 @@ def _health(job: LoadJob, raw: Raw, found: Sequence[Answer], inside: Samples, en
 
 def _unhealthy(job: LoadJob, health: GeneratorHealth, inside: Samples) -> list[str]:
     reasons = []
-    asked, unit = health.asked, "concurrency"
+    asked, unit = health.asked, "requests/s" if job.workload.open_loop else "concurrency"
     if job.workload.rate is not None:
-        unit = "requests/s"
         # A short window holds few arrivals, and their number varies by chance: three standard deviations are allowed.
         asked -= 3 * (asked * job.workload.burstiness / job.duration) ** 0.5
     if health.achieved < LEAST_DELIVERED * asked:
@@ -133,7 +138,7 @@ def _unhealthy(job: LoadJob, health: GeneratorHealth, inside: Samples) -> list[s
     bound = any(name == "itl" for name, _, _ in job.slo.bounds())
     if health.merged_reads > (MOST_MERGED_WITH_ITL_SLO if bound else MOST_MERGED):
         reasons.append(f"{health.merged_reads:.0%} of the reads held several tokens: ITL could not be seen")
-    if job.workload.rate is not None and len(inside.ttft):
+    if job.workload.open_loop and len(inside.ttft):
         limit = max(MOST_LAG, MOST_LAG_OF_TTFT * float(np.percentile(inside.ttft, 99)))
         if health.schedule_lag_p99 > limit:
             reasons.append(f"requests were sent up to {health.schedule_lag_p99 * 1e3:.0f} ms later than intended")
@@ -144,13 +149,13 @@ def _unsteady(job: LoadJob, raw: Raw, found: Sequence[Answer], end: float) -> li
     reasons = []
     if raw.clock_jumps:
         reasons.append("the clock of this machine was set during the run: times can't be compared")
-    if job.workload.rate is not None:
+    if raw.asked_rate is not None:
         first, last = in_flight_at(found, 0.0), in_flight_at(found, end)
-        sent = job.workload.rate * end
+        sent = raw.asked_rate * end
         if last - first > max(0.1 * sent, 3 * (sent * max(1.0, job.workload.burstiness)) ** 0.5):
             reasons.append(
-                f"saturated: requests in flight grew from {first} to {last} in the window, so its latencies depend "
-                f"on its length; the server can't keep up with {job.workload.rate:g} requests/s"
+                f"{SATURATED}: requests in flight grew from {first} to {last} in the window, so its latencies depend "
+                f"on its length; the server can't keep up with {raw.asked_rate:.4g} requests/s"
             )
     return reasons
 

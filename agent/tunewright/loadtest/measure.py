@@ -98,17 +98,23 @@ def _answer(record: Record, leading: int, epoch_ns: int, from_intended: bool) ->
     return answer
 
 
+def usage(ending: bytes) -> tuple[int | None, int | None]:
+    """Prompt and output tokens by the server's usage, from the last bytes of an answer."""
+    prompt, output = _PROMPT.findall(ending), _COMPLETION.findall(ending)
+    return (int(prompt[-1]) if prompt else None, int(output[-1]) if output else None)
+
+
 def _read_ending(answer: Answer, ending: bytes) -> None:
-    output, prompt = _COMPLETION.findall(ending), _PROMPT.findall(ending)
+    prompt, output = usage(ending)
     if bad := _BAD_FINISH.search(ending):
         answer.error = f"finished by {bad[1].decode()}"
-    elif b'"error"' in ending and not output:
+    elif b'"error"' in ending and output is None:
         answer.error = "error in the stream"
-    elif not output:
+    elif output is None:
         answer.error = "no usage in the answer"
     else:
-        answer.output_tokens = int(output[-1])
-        answer.prompt_tokens = int(prompt[-1]) if prompt else answer.prompt_tokens
+        answer.output_tokens = output
+        answer.prompt_tokens = prompt if prompt is not None else answer.prompt_tokens
 
 
 def _read_events(answer: Answer, record: Record, leading: int, trailing: int, epoch_ns: int) -> None:
@@ -218,11 +224,13 @@ def token_flow(found: Sequence[Answer]) -> tuple[Floats, Floats]:
     return np.concatenate(times), np.concatenate(weights)
 
 
-def mean_concurrency(found: Sequence[Answer], start: float, end: float) -> float:
-    """Requests in flight, on average over the window."""
-    sent = np.array([answer.sent for answer in found])
-    ended = np.array([answer.finished if answer.finished is not None else end for answer in found])
-    return float(np.clip(np.minimum(ended, end) - np.maximum(sent, start), 0.0, None).sum()) / (end - start)
+def mean_concurrency(
+    found: Sequence[Answer], start: float, end: float, pauses: Sequence[tuple[float, float]] = ()
+) -> float:
+    """Requests in flight, and conversations in a pause, on average over the window."""
+    spans = [(answer.sent, answer.finished if answer.finished is not None else end) for answer in found]
+    begun, ended = np.array([*spans, *pauses], dtype=np.float64).reshape(-1, 2).T
+    return float(np.clip(np.minimum(ended, end) - np.maximum(begun, start), 0.0, None).sum()) / (end - start)
 
 
 def in_flight_at(found: Sequence[Answer], moment: float) -> int:

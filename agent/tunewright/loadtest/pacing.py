@@ -20,8 +20,21 @@ _STOCK_BYTES = 32 << 20
 class Pacing(Protocol):
     """Decides when the next request goes."""
 
+    @property
+    def built_late(self) -> int:
+        """How often a request had to be built at the moment it was due."""
+        ...
+
+    def prepare(self) -> None:
+        """Build ahead, before the load begins."""
+        ...
+
     def start(self) -> None:
         """Begin to send."""
+        ...
+
+    def window(self) -> None:
+        """The warm-up is over, the measured window begins."""
         ...
 
     def stop(self) -> None:
@@ -32,11 +45,23 @@ class Pacing(Protocol):
         """A request has ended."""
         ...
 
+    def close(self) -> None:
+        """Build nothing more."""
+        ...
+
+
+class Source(Protocol):
+    """Makes requests, one after the other."""
+
+    def next(self) -> Planned:
+        """The next request."""
+        ...
+
 
 class Stock:
     """Requests built ahead, a few at a time, so that building them never holds up a send."""
 
-    def __init__(self, source: PromptSource, size: int) -> None:
+    def __init__(self, source: Source, size: int) -> None:
         self._source = source
         self._size = size
         self._ready: deque[Planned] = deque()
@@ -85,7 +110,28 @@ class Stock:
         self._refill_later()
 
 
-class ClosedLoop:
+class _Stocked:
+    """A loop whose requests come from a stock."""
+
+    def __init__(self, client: Client, stock: Stock) -> None:
+        self._client = client
+        self._stock = stock
+
+    @property
+    def built_late(self) -> int:
+        return self._stock.empty
+
+    def prepare(self) -> None:
+        self._stock.fill()
+
+    def window(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._stock.close()
+
+
+class ClosedLoop(_Stocked):
     """Keeps `concurrency` requests running: the next one goes when one has ended.
 
     The first of each stream has a random share of its output, so that the streams are out of step from the start, as
@@ -93,8 +139,7 @@ class ClosedLoop:
     """
 
     def __init__(self, client: Client, source: PromptSource, stock: Stock, concurrency: int, seed: int) -> None:
-        self._client = client
-        self._stock = stock
+        super().__init__(client, stock)
         shares = np.random.default_rng([seed, 4]).uniform(0.05, 1.0, concurrency)
         self._ramp = [source.next(shorten=float(share)) for share in shares]
         self._stopped = False
@@ -132,12 +177,11 @@ def gamma_gaps(rng: np.random.Generator, rate: float, burstiness: float, count: 
     return gaps
 
 
-class OpenLoop:
+class OpenLoop(_Stocked):
     """Sends `rate` requests a second, on average, whatever comes back."""
 
     def __init__(self, client: Client, stock: Stock, rate: float, burstiness: float, seed: int) -> None:
-        self._client = client
-        self._stock = stock
+        super().__init__(client, stock)
         self._rng = np.random.default_rng([seed, 5])
         self._rate, self._burstiness = rate, burstiness
         self._gaps: list[float] = []

@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 
 SHARED_PREFIXES = 4  # few enough to stay cached, more than one so that no kernel profits from a single common prefix
 _BLOCK = 1024
-_WORDS = (
+WORDS = (
     "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
     "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company", "system",
     "program", "question", "work", "government", "number", "night", "point", "home", "water", "room", "mother",
@@ -32,6 +32,7 @@ class Planned(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     body: bytes
+    whole: bool = False
 
 
 class PromptSource:
@@ -52,8 +53,7 @@ class PromptSource:
         self._index = 0
         self._block = block_size
         self._factor, self.reachable_reuse = _sharing(workload, block_size, self._draw())
-        self._build = _chat_body(model) if job.endpoint == "chat" else _completions_body(model, job.token_ids)
-        self._low, self._high = (0, len(_WORDS)) if job.endpoint == "chat" else (job.token_ids.low, job.token_ids.high)
+        self._build, self._low, self._high = body_builder(job, model)
         self._prefixes = self._content_rng.integers(self._low, self._high, (SHARED_PREFIXES, 0))
 
     def next(self, shorten: float = 1.0) -> Planned:
@@ -91,20 +91,39 @@ class PromptSource:
         return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
 
 
+def body_builder(job: LoadJob, model: str) -> tuple[Callable[[Ints, int], bytes], int, int]:
+    """What makes a request of prompt tokens and an output length, and the range that tokens are drawn from."""
+    if job.endpoint == "chat":
+        return _chat_body(model), 0, len(WORDS)
+    return _completions_body(model, job.token_ids), job.token_ids.low, job.token_ids.high
+
+
 def draw_lengths(lengths: Lengths, rng: np.random.Generator, count: int) -> Ints:
-    """`count` token counts: uniform over the whole numbers of a bucket; the overflow counts as the last edge."""
+    """`count` token counts, such that a known mean is met; the overflow counts as the last edge."""
     if lengths.fixed is not None:
         return np.full(count, lengths.fixed, dtype=np.int64)
     histogram = lengths.histogram
     if histogram is None or histogram.total <= 0:
         raise LoadFailure("the workload's histogram of lengths is empty: learn the profile over a longer window")
     weights = np.array([*histogram.counts, histogram.overflow]) / histogram.total
-    edges = np.floor([0.0, *histogram.edges, histogram.edges[-1]]).astype(np.int64)
+    edges = np.floor([0.0, *histogram.edges]).astype(np.int64)
+    lower = np.append(edges[:-1] + 1, edges[-1])
+    sizes = np.append(np.maximum(np.diff(edges), 1), 1)
+    middle = 0.5 if lengths.mean is None else _middle(lengths.mean, weights, lower, sizes)
     buckets = rng.choice(len(weights), size=count, p=weights)
-    lower = edges[buckets] + 1
-    upper = np.maximum(edges[buckets + 1], lower)
-    drawn = rng.integers(lower, upper + 1)
-    return np.maximum(np.where(buckets == len(weights) - 1, edges[-1], drawn), 1)
+    inside = rng.random(count) ** (1 / middle - 1)  # its mean is `middle`; evenly spread where that is a half
+    drawn: Ints = np.maximum(lower[buckets] + (inside * sizes[buckets]).astype(np.int64), 1)
+    return drawn
+
+
+def _middle(mean: float, weights: npt.NDArray[np.float64], lower: Ints, sizes: Ints) -> float:
+    """How far into every bucket lengths must lie on average, from 0 to 1, to have this mean."""
+    wide = weights * (sizes > 1)
+    space = float((wide * sizes).sum())
+    if space <= 0:
+        return 0.5
+    missing = mean - float((weights * lower).sum()) + 0.5 * float(wide.sum())  # whole tokens are rounded down
+    return min(max(missing / space, 0.02), 0.98)
 
 
 def _refuse_too_long(workload: Workload, limit: int | None) -> None:
@@ -151,14 +170,21 @@ def _completions_body(model: str, ids: TokenRange) -> Callable[[Ints, int], byte
 
 def _chat_body(model: str) -> Callable[[Ints, int], bytes]:
     """Chat takes no token ids: common words, about one token each; what they really were, the usage says."""
-    head = f'{{"model":{json.dumps(model)},"messages":[{{"role":"user","content":"'.encode()
-    tail = (
-        b'"}],"max_completion_tokens":%d,"temperature":0,"ignore_eos":true,"stream":true,'
-        b'"stream_options":{"include_usage":true}}'
-    )
-    table = np.array(_WORDS, dtype=object)
+    table = np.array(WORDS, dtype=object)
 
     def build(tokens: Ints, output: int) -> bytes:
-        return head + " ".join(table[tokens]).encode() + tail % output
+        return chat_request(model, [b'{"role":"user","content":"%b"}' % " ".join(table[tokens]).encode()], output)
 
     return build
+
+
+def chat_request(model: str, messages: list[bytes], output: int) -> bytes:
+    """A streaming request to `/v1/chat/completions` for exactly `output` tokens; `messages` are JSON."""
+    return b"".join(
+        (
+            f'{{"model":{json.dumps(model)},"messages":['.encode(),
+            b",".join(messages),
+            b'],"max_completion_tokens":%d,"temperature":0,"ignore_eos":true,"stream":true,' % output,
+            b'"stream_options":{"include_usage":true}}',
+        )
+    )

@@ -136,7 +136,7 @@ class Connection:
                 self._first(record, stamp)
         if tail.endswith(_END):
             self._finish(record)
-        elif len(tail) > 4 * _KEEP:
+        elif len(tail) > 4 * _KEEP and not record.whole:
             del tail[:-_KEEP]
 
     def _first(self, record: Record, stamp: bytes) -> None:
@@ -181,6 +181,8 @@ class Connection:
 
     def _finish(self, record: Record) -> None:
         record.ending = bytes(self._tail[-_KEEP:])
+        if record.whole:
+            record.body = bytes(self._tail)
         self._end(record, None)
 
     def _end(self, record: Record, error: str | None) -> None:

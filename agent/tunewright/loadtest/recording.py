@@ -24,8 +24,8 @@ class Record:
     """One request. Times are nanoseconds since the epoch, as the kernel stamps what it receives."""
 
     __slots__ = (
-        "ending", "error", "finished_ns", "intended_ns", "merged", "number", "output_tokens", "prompt_tokens", "ramp",
-        "reads", "sent_ns", "stamps",
+        "body", "ending", "error", "finished_ns", "intended_ns", "merged", "number", "output_tokens", "prompt_tokens",
+        "ramp", "reads", "sent_ns", "stamps", "whole",
     )  # fmt: skip
 
     def __init__(self, planned: Planned, intended_ns: int, ramp: bool) -> None:
@@ -42,6 +42,9 @@ class Record:
         """The receive time of each such read, as `struct timespec`."""
         self.merged: list[tuple[int, int]] = []
         """(number of the read, its events) of the reads that ended more than one."""
+        self.whole = planned.whole
+        """Whether all of the answer is wanted, for the next turn of a conversation."""
+        self.body = b""
         self.ending = b""
         """The last bytes of the answer, which hold the usage; the body of an answer that is an error."""
         self.error: str | None = None
@@ -59,6 +62,8 @@ class Recorder:
         """Events received so far, for the warm-up's test."""
         self.unstamped_reads = 0
         """Reads that the kernel did not stamp (all of them over TLS): their time is when we saw them."""
+        self.pauses: list[tuple[int, int]] = []
+        """(from, to) of the pauses between the turns of conversations, in nanoseconds since the epoch."""
         self.completed = 0
         self.ramp_pending = 0
         self.first_tokens: deque[tuple[int, float]] = deque(maxlen=10_000)

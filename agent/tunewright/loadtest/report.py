@@ -1,6 +1,7 @@
 """A result as a table for people."""
 
 from tunewright.domain.measurement import Latency, Measurement
+from tunewright.domain.workload import Workload
 from tunewright.loadtest.job import LoadJob, LoadResult
 
 
@@ -10,13 +11,12 @@ def table(job: LoadJob, result: LoadResult) -> str:
     if measured is None:
         return f"no result: {result.failure}"
     workload, generator = job.workload, measured.generator
-    asked = f"concurrency {workload.concurrency}" if workload.concurrency else f"{workload.rate:g} requests/s"
     output = measured.output_tokens_per_second
     known = measured.vllm_version != "unknown"
     served = f"vLLM {measured.vllm_version}, {measured.source.value}" if known else "server of unknown version"
     lines = [
         f"{job.url}  {served}",
-        f"{asked}, {measured.duration:.1f} s after {measured.warmup:.1f} s of warm-up"
+        f"{_asked(workload)}, {measured.duration:.1f} s after {measured.warmup:.1f} s of warm-up"
         + ("" if measured.warmup_settled else " (not settled)"),
         "",
         f"output tokens/s  {output.value:>10.1f}   95 % interval {output.low:.1f} to {output.high:.1f}",
@@ -47,6 +47,14 @@ def table(job: LoadJob, result: LoadResult) -> str:
     lines += [f"note: {note}" for note in result.notes]
     lines += [f"VOID: {reason}" for reason in measured.void]
     return "\n".join(lines)
+
+
+def _asked(workload: Workload) -> str:
+    if workload.sessions is not None:
+        return f"{workload.concurrency} sessions of {workload.sessions.turns} turns"
+    if workload.trace is not None:
+        return f"{workload.trace.file} at {workload.trace.speed:g} times its speed"
+    return f"{workload.rate:g} requests/s" if workload.rate is not None else f"concurrency {workload.concurrency}"
 
 
 def _latencies(measured: Measurement) -> list[tuple[str, Latency]]:

@@ -1,25 +1,31 @@
 """The command `tunewright load`: for the service by files, for people by arguments."""
 
 import argparse
-import asyncio
+import itertools
 import secrets
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
-import uvloop
 from pydantic import ValidationError
 
+from tunewright.domain.measurement import Measurement
+from tunewright.domain.traffic import Sessions, Trace, TraceFormat
+from tunewright.domain.tuning import Slo
 from tunewright.domain.units import parse_duration, parse_share
-from tunewright.domain.workload import Lengths, Workload
+from tunewright.domain.workload import MOST_RUNS, Lengths, Workload
 from tunewright.loadtest.counters import Observer, ServerFacts
 from tunewright.loadtest.files import write_atomic
+from tunewright.loadtest.gathering import gather
+from tunewright.loadtest.highest import highest_rate
 from tunewright.loadtest.job import LoadFailure, LoadJob, LoadResult, Progress
 from tunewright.loadtest.judge import measurement, notes
+from tunewright.loadtest.measure import Answer, answers
 from tunewright.loadtest.quality import quality_answers
 from tunewright.loadtest.report import table
-from tunewright.loadtest.session import Raw, Session, Tell
+from tunewright.loadtest.session import Tell
 
 OK, FAILED, USAGE, VOID = 0, 1, 2, 3
 
@@ -33,25 +39,35 @@ def execute(job: LoadJob, tell: Tell) -> LoadResult:
         observer = Observer(job, api_key)
         try:
             facts = observer.facts()
-            raw = gather(job, facts, observer, content_seed, api_key, tell)
-            measured = measurement(job, facts, raw)
-            answers = quality_answers(job, observer, facts.model, facts.max_model_len, deadline)
+            measured, remarks = _measured(job, facts, observer, content_seed, api_key, tell)
+            quality = quality_answers(job, observer, facts.model, facts.max_model_len, deadline)
         finally:
             observer.close()
     except LoadFailure as failure:
         return LoadResult(failure=str(failure), content_seed=content_seed)
-    return LoadResult(
-        measurement=measured, answers=answers, content_seed=content_seed, notes=tuple(notes(job, raw, measured))
-    )
+    return LoadResult(measurement=measured, answers=quality, content_seed=content_seed, notes=tuple(remarks))
 
 
-def gather(
+def _measured(
     job: LoadJob, facts: ServerFacts, observer: Observer, content_seed: int, api_key: str | None, tell: Tell
-) -> Raw:
-    """Put the load on the server and gather what came back, unjudged. Raises `LoadFailure`."""
-    session = Session(job, facts, observer, content_seed, api_key, tell)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(session.run())
+) -> tuple[Measurement, list[str]]:
+    if not job.workload.highest:
+        raw = gather(job, facts, observer, content_seed, api_key, tell)
+        measured = measurement(job, facts, raw)
+        return measured, notes(job, raw, measured)
+    runs = itertools.count()
+
+    def run(level: LoadJob) -> tuple[list[Answer], Measurement]:
+        number = next(runs)
+
+        def told(news: Progress) -> None:
+            detail = f"{level.workload.rate:.4g} requests/s, {news.detail}"
+            tell(Progress(share=min(0.95, (number + news.share) / MOST_RUNS), detail=detail))
+
+        raw = gather(level, facts, observer, content_seed + number, api_key, told)  # or a cache would know the prompts
+        return answers(raw.records, level.endpoint, raw.start_ns, from_intended=True), measurement(level, facts, raw)
+
+    return highest_rate(job, run)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,26 +135,51 @@ def _for_people(parser: argparse.ArgumentParser, given: argparse.Namespace) -> i
     return VOID if outcome.measurement is not None and outcome.measurement.void else OK
 
 
-def _job(given: argparse.Namespace) -> LoadJob:
-    workload = Workload(
-        concurrency=given.concurrency if given.rate is None else None,
+def _workload(given: argparse.Namespace) -> Workload:
+    if given.sessions is not None:
+        sessions = Sessions(
+            concurrency=given.sessions,
+            turns=given.turns,
+            first_prompt=given.prompt_tokens,
+            shared_prompt=given.shared_prompt,
+            per_turn=given.per_turn,
+            output=given.output_tokens,
+            pause=parse_duration(given.pause),
+        )
+        return Workload.of_sessions(sessions)
+    trace = Trace(file=given.trace, format=given.trace_format, speed=given.speed) if given.trace else None
+    return Workload(
+        concurrency=given.concurrency if given.rate is None and trace is None else None,
         rate=given.rate,
+        trace=trace,
+        highest=given.highest_rate,
         burstiness=given.burstiness,
         prompt_tokens=Lengths(fixed=given.prompt_tokens),
         output_tokens=Lengths(fixed=given.output_tokens),
         prefix_reuse=parse_share(given.prefix_reuse),
     )
+
+
+def _job(given: argparse.Namespace) -> LoadJob:
     return LoadJob(
         url=given.url.rstrip("/"),
-        workload=workload,
+        workload=_workload(given),
         model=given.model,
         duration=parse_duration(given.duration),
         max_warmup=parse_duration(given.max_warmup),
         seed=given.seed,
         api_key_file=given.api_key_file,
         ca_file=given.ca_file,
-        endpoint=given.endpoint,
+        slo=Slo.model_validate(dict(_bound(text) for text in given.slo)),
+        endpoint="chat" if given.sessions is not None else given.endpoint,
     )
+
+
+def _bound(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--slo wants NAME=BOUND, as ttftP95=2s, not {text!r}")
+    return name, value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -149,10 +190,26 @@ def _parser() -> argparse.ArgumentParser:
     loop = parser.add_mutually_exclusive_group()
     loop.add_argument("--concurrency", type=int, default=32, help="closed loop: requests running at all times (32)")
     loop.add_argument("--rate", type=float, help="open loop: requests per second")
+    loop.add_argument("--sessions", type=int, metavar="N", help="agent sessions: N conversations at all times")
+    parser.add_argument(
+        "--highest-rate", action="store_true", help="seek the highest rate that keeps the SLO, beginning with --rate"
+    )
+    parser.add_argument(
+        "--slo", action="append", default=[], metavar="NAME=BOUND", help="as ttftP95=2s; may be repeated"
+    )
     parser.add_argument("--burstiness", type=float, default=1.0, help="variance over mean of arrivals, 1 is Poisson")
-    parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--output-tokens", type=int, default=128)
+    loop.add_argument(
+        "--trace", metavar="FILE", help="replay a recording: Mooncake's or vLLM's JSON lines, Azure's CSV"
+    )
+    parser.add_argument("--speed", type=float, default=1.0, help="trace: times as fast as it was recorded (1)")
+    parser.add_argument("--trace-format", choices=get_args(TraceFormat), default="auto")
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="of a request, or of a session's first turn")
+    parser.add_argument("--output-tokens", type=int, default=128, help="of a request, or of each turn")
     parser.add_argument("--prefix-reuse", default="0%", metavar="SHARE", help="share of prompt tokens shared, as 50%%")
+    parser.add_argument("--turns", type=int, default=12, help="sessions: turns of one conversation (12)")
+    parser.add_argument("--per-turn", type=int, default=256, help="sessions: tokens that each further turn adds (256)")
+    parser.add_argument("--shared-prompt", type=int, default=0, help="sessions: tokens that all begin with (0)")
+    parser.add_argument("--pause", default="2s", help="sessions: from an answer to the next turn, on average (2s)")
     parser.add_argument("--duration", default="35s", help="length of the steady window (35s)")
     parser.add_argument("--max-warmup", default="120s", help="the warm-up is ended by then (120s)")
     parser.add_argument("--model", help="served model name; asked of the server when left out")

@@ -14,13 +14,20 @@ from tunewright.domain.units import format_duration
 from tunewright.loadtest import statistics
 from tunewright.loadtest.client import Client
 from tunewright.loadtest.counters import Observer, Scrape, ServerFacts, trust
-from tunewright.loadtest.job import LoadFailure, LoadJob, Progress
-from tunewright.loadtest.pacing import ClosedLoop, OpenLoop, Pacing, Stock
-from tunewright.loadtest.prompts import PromptSource
+from tunewright.loadtest.job import LoadFailure, LoadJob, Overloaded, Progress
+from tunewright.loadtest.pacing import Pacing
 from tunewright.loadtest.protocol import Server, error_kind, kernel_stamps
 from tunewright.loadtest.recording import NANO, Record, Recorder
+from tunewright.loadtest.sending import sender
 
 Tell = Callable[[Progress], None]
+Gate = Callable[[], int | None]
+"""Asked again and again once the warm-up is over: when the window begins, or None while that is not known yet."""
+
+
+class TooBusy(Exception):
+    """The generator takes so much of its core that several processes must share the load."""
+
 
 DRAIN = 10.0
 """Seconds that running requests get to end after the window; then they are cut off."""
@@ -29,6 +36,9 @@ _REFUSED = 5  # connections refused in a row: the server is gone
 _MOST_IN_FLIGHT = 20_000  # of an open loop: memory and file descriptors end somewhere
 _CLOCK_JUMP_NS = 5_000_000
 _TICK = 0.25
+_BUSY = 0.8
+"""Share of a core that a generator may use in its warm-up, where there are cores for more processes."""
+_GATE_LIMIT = 60.0
 
 
 @dataclass
@@ -48,6 +58,11 @@ class Raw:
     window: list[Scrape] = field(default_factory=list)
     after: Scrape | None = None
     reachable_reuse: float = 0.0
+    pauses: list[tuple[int, int]] = field(default_factory=list)
+    cut_short: int = 0
+    asked_rate: float | None = None
+    """Requests/s that an open loop was to send in the window; None in a closed loop."""
+    remarks: tuple[str, ...] = ()
 
 
 class Session:
@@ -61,7 +76,14 @@ class Session:
         content_seed: int,
         api_key: str | None,
         tell: Tell,
+        *,
+        gate: Gate | None = None,
+        scraping: bool = True,
+        may_split: bool = False,
     ) -> None:
+        """`gate` holds the window back for other processes of the same load; without `scraping` another one reads the
+        server's metrics. Where it `may_split`, `run` raises `TooBusy` instead of measuring with a core that is full."""
+        self._gate, self._scraping, self._may_split = gate, scraping, may_split
         self._job = job
         self._observer = observer
         self._tell = tell
@@ -75,8 +97,10 @@ class Session:
             self._server = Server.of(job.url, path, api_key, trust(job))
         except OSError as error:
             raise LoadFailure(f"can't use {job.url}: {error}; check its host name") from error
-        self._source = PromptSource(job, facts.model, content_seed, facts.max_model_len, facts.block_size)
-        self._raw.reachable_reuse = self._source.reachable_reuse
+        self._sender = sender(job, facts, observer, content_seed)
+        self._raw.reachable_reuse = self._sender.reachable_reuse
+        self._raw.asked_rate = self._sender.asked_rate
+        self._raw.remarks = self._sender.remarks
 
     async def run(self) -> Raw:
         """Run it. Raises `LoadFailure` as soon as it is clear that there will be no result."""
@@ -85,38 +109,37 @@ class Session:
         sys.setswitchinterval(0.0005)  # so that the thread that reads /metrics never holds the streams up for long
         holder = kernel_stamps()
         client = Client(self._server, self._recorder, f"tunewright-{secrets.token_hex(4)}")
-        stock = Stock(self._source, min(2 * (concurrency or 64), 1024))
+        pacing: Pacing | None = None
         try:
             await self._open(client, concurrency or 16)
-            pacing = self._pacing(client, stock)
+            pacing = self._sender.pacing(client, self._recorder)
             client.ended = pacing.ended
-            stock.fill()
-            raw.before = await asyncio.to_thread(self._observer.scrape)
+            pacing.prepare()
+            if self._scraping:
+                raw.before = await asyncio.to_thread(self._observer.scrape)
             with _NoGarbageCollection():
                 raw.load_started_ns = time.time_ns()
                 self._offset_ns = _clock_offset() or 0
                 pacing.start()
                 try:
                     await self._warm_up()
-                    await self._measure(pacing)
+                    await self._measure(pacing, await self._begin())
                 finally:
                     pacing.stop()
                 await self._drain()
-            raw.after = await asyncio.to_thread(self._final_scrape)
+            if self._scraping:
+                raw.after = await asyncio.to_thread(self._final_scrape)
         finally:
-            stock.close()
+            if pacing is not None:
+                pacing.close()
             client.close()
             if holder is not None:
                 holder.close()
         raw.unstamped_reads = self._recorder.unstamped_reads
-        raw.built_late = stock.empty
+        raw.built_late = pacing.built_late
+        raw.pauses = self._recorder.pauses
+        raw.cut_short = self._sender.cut_short()
         return raw
-
-    def _pacing(self, client: Client, stock: Stock) -> Pacing:
-        workload, seed = self._job.workload, self._job.seed
-        if workload.concurrency is not None:
-            return ClosedLoop(client, self._source, stock, workload.concurrency, seed)
-        return OpenLoop(client, stock, workload.rate or 1.0, workload.burstiness, seed)
 
     async def _open(self, client: Client, count: int) -> None:
         try:
@@ -130,19 +153,37 @@ class Session:
         started = time.monotonic()
         rates: list[float] = []
         ttfts: list[list[float]] = []
+        busy = 0.0
         while (elapsed := time.monotonic() - started) < job.max_warmup:
-            events, since = recorder.events, time.monotonic()
+            events, since, cpu = recorder.events, time.monotonic(), time.process_time()
             recorder.first_tokens.clear()
             await self._ticks(min(width, job.max_warmup - elapsed), f"warming up for {elapsed:.0f} s")
             rates.append((recorder.events - events) / (time.monotonic() - since))
             ttfts.append([seconds for _, seconds in recorder.first_tokens])
+            busy = (time.process_time() - cpu) / (time.monotonic() - since)
             if recorder.ramp_pending == 0 and recorder.completed and statistics.settled(rates, ttfts):
                 self._raw.settled = True
-                return
+                break
+        if self._may_split and busy > _BUSY:
+            raise TooBusy(f"{busy:.0%} of a core")
 
-    async def _measure(self, pacing: Pacing) -> None:
+    async def _begin(self) -> int:
+        """When the window begins: now, or when all processes are ready."""
+        deadline = time.monotonic() + self._job.max_warmup + _GATE_LIMIT
+        while self._gate is not None and time.monotonic() < deadline:
+            at = self._gate()
+            if at is not None:
+                await asyncio.sleep(max(0.0, (at - time.time_ns()) / NANO))
+                return at
+            await self._ticks(0.05, "waiting for the other processes")
+        if self._gate is not None:
+            raise LoadFailure("the processes of the load test did not come to a common start")
+        return time.time_ns()
+
+    async def _measure(self, pacing: Pacing, start_ns: int) -> None:
         raw, duration = self._raw, self._job.duration
-        raw.start_ns = time.time_ns()
+        raw.start_ns = start_ns
+        pacing.window()
         raw.end_ns = raw.start_ns + round(duration * NANO)
         cpu = time.process_time()
         scrapes = asyncio.create_task(self._scrape_window(duration))
@@ -159,7 +200,7 @@ class Session:
         """The first and last give the server's side of the window, those between the highest use of its cache."""
         end = time.monotonic() + duration
         pause = max(1.0, duration / 10)
-        while True:
+        while self._scraping:
             scrape = await asyncio.to_thread(self._observer.scrape)
             if scrape is not None:
                 self._raw.window.append(scrape)
@@ -205,7 +246,7 @@ class Session:
                 f"the last {recorder.failed_in_a_row} requests to {url} all failed: {recorder.last_error}; read its log"
             )
         if recorder.in_flight > _MOST_IN_FLIGHT:
-            raise LoadFailure(
+            raise Overloaded(
                 f"{recorder.in_flight} requests are in flight at {url}: it can't keep up with the rate; lower it"
             )
         events, since = self._last_events

@@ -43,6 +43,25 @@ def rate(times: Floats, weights: Floats, start: float, end: float) -> Estimate:
     return Estimate(value=mean, low=max(0.0, mean - half), high=mean + half)
 
 
+def share(times: Floats, hits: Floats, start: float, end: float) -> Estimate:
+    """The share of `hits` (0 or 1) with a 95 % interval, from what came in [start, end] in ten equal parts of it.
+
+    What comes close together is alike, so the parts tell how sure the share is; chance alone is the least doubt. Where
+    everything or nothing hits, the parts can't tell: the doubt is then that of one hit more, and one miss more.
+    """
+    bins = np.linspace(start, end, 11)
+    counts, found = np.histogram(times, bins=bins)[0], np.histogram(times, bins=bins, weights=hits)[0]
+    total = float(counts.sum())
+    if not total:
+        return Estimate(value=0.0, low=0.0, high=1.0)
+    value = float(found.sum()) / total
+    away = found - value * counts
+    between = 10 / 9 * float((away * away).sum()) / total**2
+    near = (float(found.sum()) + 1) / (total + 2)
+    half = _T95[10] * math.sqrt(max(between, near * (1 - near) / total))
+    return Estimate(value=value, low=max(0.0, value - half), high=min(1.0, value + half))
+
+
 def _autocorrelation(values: Floats) -> float:
     away = values - values.mean()
     power = float((away * away).sum())

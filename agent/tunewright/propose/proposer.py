@@ -150,6 +150,13 @@ def _as_sent(profile: TrafficProfile | None, load: Load) -> TrafficProfile | Non
         "output_tokens_mean": load.output_tokens,
         "prefix_reuse": load.prefix_reuse,
     }
+    if (sessions := load.sessions) is not None:
+        named = {
+            "concurrency_p95": sessions.concurrency,
+            "prompt_tokens_mean": sessions.mean_prompt,
+            "output_tokens_mean": sessions.output,
+            "prefix_reuse": sessions.prefix_reuse,
+        }
     return profile.model_copy(update={name: float(value) for name, value in named.items() if value is not None})
 
 

@@ -32,7 +32,7 @@ def traffic(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
          number(workload.concurrency) if workload.concurrency else "as it comes",
          _each(seen, lambda m: m.generator.achieved if workload.concurrency else None)),
         ("Burstiness (1 is Poisson)", "not known" if profile.burstiness is None else number(profile.burstiness),
-         number(workload.burstiness) if workload.rate else "closed loop", "–"),
+         number(workload.burstiness) if workload.rate else "as recorded" if workload.trace else "closed loop", "–"),
         ("Prompt tokens", f"{number(profile.prompt_tokens_mean)} on average", _lengths(workload.prompt_tokens),
          _each(seen, lambda m: _per_request(m.input_tokens_per_second, m), " on average")),
         ("Output tokens", f"{number(profile.output_tokens_mean)} on average", _lengths(workload.output_tokens),
@@ -118,12 +118,18 @@ def _span(seen: Sequence[Measurement], of: Callable[[Measurement], float]) -> st
 def _arrivals(workload: Workload) -> str:
     if workload.rate is not None:
         return f"open loop, {number(workload.rate)} requests/s"
+    if workload.trace is not None:
+        return f"the trace {workload.trace.file}, {number(workload.trace.speed)} times as fast"
+    if workload.sessions is not None:
+        return f"{workload.sessions.concurrency} agent sessions of {workload.sessions.turns} turns"
     return f"closed loop of {workload.concurrency} streams"
 
 
 def _lengths(lengths: Lengths) -> str:
     if lengths.fixed is not None:
         return f"always {lengths.fixed:,}"
+    if lengths.mean is not None:
+        return f"as seen ({number(lengths.mean)} on average)"
     mean = lengths.histogram.mean if lengths.histogram is not None else None
     return "as seen" if mean is None else f"as seen ({number(mean)} on average, from the buckets)"
 
