@@ -255,6 +255,10 @@ class Target(Protocol):
         """Why this candidate could not be rolled out, before anything moves; empty when it could."""
         ...
 
+    def notes(self, candidate: Candidate) -> Sequence[str]:
+        """What whoever approves this candidate should know, though it is no obstacle; empty where there is nothing."""
+        ...
+
     def apply(self, plan: TargetPlan) -> TargetStatus:
         """Take one idempotent step towards `plan`. A new server gets requests only after a real completion; one that
         is to go is drained first. `failure` is set when a server of `candidate` died or could not start."""
