@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -192,7 +193,13 @@ class FakeKube:
 def _in(collection: str, path: str) -> bool:
     """Whether an object is in a collection: of its namespace, or of all namespaces."""
     found = path.rpartition("/")[0]
-    return collection in (found, re.sub(r"/namespaces/[^/]+", "", found))
+    return found == collection or ("/namespaces/" not in collection and _everywhere(found) == collection)
+
+
+@cache
+def _everywhere(collection: str) -> str:
+    """The path of a kind in all namespaces."""
+    return re.sub(r"/namespaces/[^/]+", "", collection)
 
 
 def _selected(obj: Json, query: dict[str, str]) -> bool:
