@@ -1,4 +1,4 @@
-"""The controller of one namespace: the loop, its watches and its lease, put together with the adapters of a cluster."""
+"""The controller of a namespace, or of all: loop, watches and lease, put together with the adapters of a cluster."""
 
 import logging
 import os
@@ -6,21 +6,22 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tunewright.controller.context import Context
 from tunewright.controller.decisions import go_back
-from tunewright.controller.manager import Key, Manager
+from tunewright.controller.manager import Manager
 from tunewright.controller.reconcile import reconcile
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import TERMINAL
 from tunewright.domain.state import TrialRecord, TuningRecord
 from tunewright.domain.tuning import Tuning
 from tunewright.knobs.facts import ModelFacts
-from tunewright.kube.client import Json, Kube
+from tunewright.kube.client import Kube
 from tunewright.kube.lease import LeaderElection, Role
-from tunewright.kube.resources import DEPLOYMENTS, PODS, TUNING_LABEL, TUNINGS
-from tunewright.kube.watch import Watcher
+from tunewright.kube.neighbours import Neighbours, scope_labels
+from tunewright.kube.resources import TUNINGS
+from tunewright.kube.wakes import Wakes
 from tunewright.observe.prometheus import PrometheusSource
 from tunewright.platform.kubernetes.abandoned import release_abandoned
 from tunewright.platform.kubernetes.loadpod import KubernetesLoadTest, LoadPodSettings
@@ -29,9 +30,10 @@ from tunewright.platform.kubernetes.prober import Prober
 from tunewright.platform.kubernetes.spare import KubernetesSpare
 from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides
-from tunewright.ports import Clock, Refused
+from tunewright.ports import Clock, Key, Refused
 from tunewright.propose.proposer import OptunaProposer
 from tunewright.store.kubernetes import KubernetesStore
+from tunewright.store.namespaces import KubernetesStores
 from tunewright.telemetry.metrics import Metrics
 from tunewright.telemetry.source import WatchedSource
 
@@ -40,20 +42,25 @@ _log = logging.getLogger(__name__)
 LEASE = "tunewright"
 PASS = 1.0
 """Seconds between two passes of one tuning at least, but where a step asks to go on at once."""
-SILENT = 70.0
-"""Seconds after which a silent watch makes the controller unready."""
+NEIGHBOUR = 10.0
+"""Seconds between two looks whether another controller still drives a tuning."""
 TRIALS_LAST = 30.0
+"""Seconds for which the loop, which alone writes trials, takes them from memory."""
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """What the Deployment of the controller says. `image` is that of load-test pods: our own."""
+    """What the Deployment of the controller says. `image` is that of load-test pods: our own.
+
+    `namespace` is the controller's own, where its Lease is; with `all_namespaces` it serves the others too.
+    """
 
     namespace: str
     image: str
     identity: str = ""
     image_pull_policy: str = "IfNotPresent"
     load_cpu: str = "1"
+    all_namespaces: bool = False
 
 
 class Cluster:
@@ -61,13 +68,23 @@ class Cluster:
 
     def __init__(self, settings: ClusterSettings, clock: Clock, connect: Callable[..., Kube] = Kube.connect) -> None:
         self.settings, self.clock = settings, clock
-        identity = settings.identity or f"{os.environ.get('POD_NAME') or socket.gethostname()}-{secrets.token_hex(4)}"
+        own, everywhere = settings.namespace, settings.all_namespaces
+        me = settings.identity or f"{os.environ.get('POD_NAME') or socket.gethostname()}-{secrets.token_hex(4)}"
         self.reviews = connect()
-        self.election = LeaderElection(self.reviews, clock, namespace=settings.namespace, name=LEASE, identity=identity)
+        self.election = LeaderElection(
+            self.reviews,
+            clock,
+            namespace=own,
+            name=LEASE,
+            identity=me,
+            labels=scope_labels(everywhere=everywhere),
+        )
         self.kube = connect(may_write=lambda: self.election.acting)
+        self.stores = KubernetesStores(self.kube, own, clock, everywhere=everywhere, trials_last=TRIALS_LAST)
         # The API's own view: it writes decisions, which need no lease, and never the record.
-        self.api_store = KubernetesStore(self.reviews, settings.namespace, clock)
-        self.metrics = Metrics({settings.namespace: self.api_store}, clock)
+        self.api_stores = KubernetesStores(self.reviews, own, clock, everywhere=everywhere)
+        self.neighbours = Neighbours(self.reviews, clock, own=own, lease=LEASE) if everywhere else None
+        self.metrics = Metrics(self.api_stores, clock)
         self.metrics.instruments.leads(lambda: self.election.acting)
         self.manager = Manager(
             self._keys,
@@ -76,35 +93,16 @@ class Cluster:
             may_act=lambda: self.election.acting,
             observe=self.metrics.instruments.reconciled,
         )
-        self._contexts: dict[str, tuple[str, Context]] = {}
-        self._stores = threading.local()
-        self._watchers = [
-            Watcher(self.reviews, TUNINGS, self._woken, namespace=settings.namespace, monotonic=clock.monotonic),
-            Watcher(
-                self.reviews,
-                PODS,
-                self._woken_by_label,
-                namespace=settings.namespace,
-                labels=TUNING_LABEL,
-                monotonic=clock.monotonic,
-            ),
-            Watcher(
-                self.reviews,
-                DEPLOYMENTS,
-                self._woken_by_target,
-                namespace=settings.namespace,
-                monotonic=clock.monotonic,
-            ),
-        ]
-        for resource, watcher in zip(("tunings", "pods", "deployments"), self._watchers, strict=True):
+        self.wakes = Wakes(self.reviews, self.manager.queue.add, clock, namespace=self.stores.scope)
+        for resource, watcher in self.wakes.watchers.items():
             self.metrics.instruments.watches(resource, watcher.silent_for)
-        self._targets: dict[str, set[str]] = {}
+        self._contexts: dict[Key, tuple[str, Context]] = {}
+        self._left: dict[str, str] = {}
         self._released = False
 
     def run(self, stop: threading.Event) -> bool:
         """Until `stop` (True), or until the leadership is lost for good (False)."""
-        for watcher in self._watchers:
-            threading.Thread(target=watcher.run, args=(stop,), name="watch", daemon=True).start()
+        self.wakes.start(stop)
         worker = threading.Thread(target=self.manager.run, args=(stop,), name="manager", daemon=True)
         worker.start()
         self.election.run(stop)
@@ -117,55 +115,33 @@ class Cluster:
         """Why the controller is not ready; None when it is. One that waits for the lease is: it answers reads."""
         if self.election.role is Role.LEADER and not self.election.acting:
             return "the lease could not be renewed: nothing is done until it is"
-        for watcher in self._watchers:
-            silent = watcher.silent_for()
-            if silent is not None and silent > SILENT:
-                return f"a watch has been silent for {silent:.0f} s"
-        return None
-
-    # --- what wakes the loop ---
-
-    def _woken(self, key: Key, found: Json | None) -> None:
-        if found is not None:
-            target = found.get("spec", {}).get("target", {}).get("deployment")
-            if target:
-                self._targets.setdefault(target, set()).add(key[1])
-        self.manager.queue.add(key)
-
-    def _woken_by_label(self, key: Key, found: Json | None) -> None:
-        name = (found or {}).get("metadata", {}).get("labels", {}).get(TUNING_LABEL)
-        if name:
-            self.manager.queue.add((key[0], name))
-
-    def _woken_by_target(self, key: Key, _found: Json | None) -> None:
-        for name in self._targets.get(key[1], ()):
-            self.manager.queue.add((key[0], name))
+        return self.wakes.trouble()
 
     # --- one pass ---
 
     def _keys(self) -> list[Key]:
-        found = self.kube.list(TUNINGS, self.settings.namespace).items
+        found = self.kube.list(TUNINGS, self.stores.scope).items
         if not self._released:  # when this process begins to lead: what tunings deleted meanwhile left half-way
             self._release_abandoned(found)
             self._released = True
-        return [(self.settings.namespace, str(each["metadata"]["name"])) for each in found]
-
-    def _store(self) -> KubernetesStore:
-        """One per thread: it remembers what it read last, and is not made for several at once."""
-        store: KubernetesStore | None = getattr(self._stores, "store", None)
-        if store is None:
-            store = KubernetesStore(self.kube, self.settings.namespace, self.clock, trials_last=0.0)
-            self._stores.store = store
-        return store
+        keys = [(str(each["metadata"]["namespace"]), str(each["metadata"]["name"])) for each in found]
+        self.stores.keep(keys)
+        return keys
 
     def _step(self, key: Key) -> float | None:
-        name, store = key[1], self._store()
+        namespace, name = key
+        store = self.stores.of(namespace)
+        if store is None:
+            return None
+        if self._is_left(key):
+            return NEIGHBOUR if store.load(name) is not None else None
         store.acknowledge(name)
         record = store.load(name)
         if record is None:
-            return self._let_go(name)
+            self._let_go(key)
+            return None
         try:
-            context = self._context(record, store)
+            context = self._context(namespace, record, store)
         except Refused as refusal:
             return self._cannot_be_run(record, store, refusal)
         again = reconcile(name, context)
@@ -173,19 +149,37 @@ class Cluster:
             return again
         return max(PASS, again)
 
-    def _let_go(self, name: str) -> float | None:
+    def _is_left(self, key: Key) -> bool:
+        """Whether another controller drives this tuning; told once for each namespace and change."""
+        namespace = key[0]
+        other = self.neighbours.instead(namespace) if self.neighbours is not None else None
+        if self._left.get(namespace) != other:
+            told = f"left to {other}" if other else "served from here now"
+            _log.warning("namespace %s: its tunings are %s", namespace, told)
+        if other is None:
+            self._left.pop(namespace, None)
+            return False
+        self._left[namespace] = other
+        self._contexts.pop(key, None)
+        return True
+
+    def _let_go(self, key: Key) -> None:
         """The tuning was deleted: what it owned goes by its owner references; production is left able to roll."""
-        known = self._contexts.get(name)
+        known = self._contexts.get(key)
         if known is None:  # never looked at by this process: the one before may have left its rollout half-way
-            self._release_abandoned(self.kube.list(TUNINGS, self.settings.namespace).items)
-        elif isinstance(known[1].target, DeploymentTarget) and (left := known[1].target.release()):
-            _log.warning("%s/%s was deleted: %s", self.settings.namespace, name, left)
-        self._contexts.pop(name, None)
-        return None
+            self._release_abandoned(self.kube.list(TUNINGS, self.stores.scope).items)
+        elif isinstance(known[1].target, DeploymentTarget):
+            try:
+                left = known[1].target.release()
+            except Refused as refusal:
+                left = f"its target is left as it is: {refusal}"
+            if left:
+                _log.warning("%s/%s was deleted: %s", *key, left)
+        self._contexts.pop(key, None)
 
     def _release_abandoned(self, tunings: Sequence[Json]) -> None:
         live = {str(each["metadata"]["uid"]) for each in tunings}
-        for told in release_abandoned(self.kube, self.settings.namespace, live, self.clock):
+        for told in release_abandoned(self.kube, self.stores.scope, live, self.clock):
             _log.warning(told)
 
     def _cannot_be_run(self, record: TuningRecord, store: KubernetesStore, refusal: Refused) -> float | None:
@@ -195,26 +189,17 @@ class Cluster:
         store.save(go_back(record, str(refusal).rstrip("."), self.clock.now()))
         return None
 
-    def _context(self, record: TuningRecord, store: KubernetesStore) -> Context:
-        uid = str(self.kube.get(TUNINGS, record.name, self.settings.namespace)["metadata"]["uid"])
-        shape = f"{uid}{record.tuning.spec.model_dump_json()}"
-        known = self._contexts.get(record.name)
+    def _context(self, namespace: str, record: TuningRecord, store: KubernetesStore) -> Context:
+        uid = str(self.kube.get(TUNINGS, record.name, namespace)["metadata"]["uid"])
+        shape, key = f"{uid}{record.tuning.spec.model_dump_json()}", (namespace, record.name)
+        known = self._contexts.get(key)
         if known is None or known[0] != shape:
-            known = (shape, self._make_context(record.tuning, Owner(record.name, uid), store))
-            self._contexts[record.name] = known
-        made = known[1]
-        return Context(
-            clock=made.clock,
-            store=store,
-            metrics=made.metrics,
-            spare=made.spare,
-            load=made.load,
-            target=made.target,
-            proposer=made.proposer,
-        )
+            known = (shape, self._make_context(namespace, record.tuning, Owner(record.name, uid), store))
+            self._contexts[key] = known
+        return replace(known[1], store=store)
 
-    def _make_context(self, tuning: Tuning, owner: Owner, store: KubernetesStore) -> Context:
-        spec, namespace = tuning.spec, self.settings.namespace
+    def _make_context(self, namespace: str, tuning: Tuning, owner: Owner, store: KubernetesStore) -> Context:
+        spec = tuning.spec
         if spec.target.deployment is None:
             raise Refused(
                 "spec.target.deployment must name a Deployment: processes and urls belong to `tunewright tune`"

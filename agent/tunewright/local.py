@@ -34,6 +34,7 @@ from tunewright.platform.process.target import ProcessTarget
 from tunewright.ports import Clock, LoadPhase, MetricsSource, PortError, Refused, Spare, Stop
 from tunewright.propose.proposer import OptunaProposer
 from tunewright.store.lock import agent_lock
+from tunewright.store.one import OneStore
 from tunewright.store.sqlite import SqliteStore
 from tunewright.telemetry.console import Doing, LiveStatus
 from tunewright.telemetry.metrics import Metrics
@@ -76,7 +77,7 @@ class LocalTuning:
             self.store = SqliteStore(store_path(self.state), self.clock)
             exits.callback(self.store.close)
             self.target = self._make_target()
-            self.metrics = Metrics(self.store, self.clock)
+            self.metrics = Metrics(OneStore(self.store), self.clock)
             self.metrics.instruments.leads(lambda: True)  # as long as it lives it holds the lock
             spec = self.tuning.spec
             self.context = Context(

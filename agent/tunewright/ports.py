@@ -29,6 +29,10 @@ class Refused(Exception):
     """Asking again will not help; the message says what to change."""
 
 
+Key = tuple[str, str]
+"""Namespace and name of a tuning; outside of Kubernetes there are no namespaces, and it is empty."""
+
+
 class Clock(Protocol):
     """Time, injected so that no test sleeps."""
 
@@ -258,6 +262,10 @@ class Target(Protocol):
         """Why this candidate could not be rolled out, before anything moves; empty when it could."""
         ...
 
+    def notes(self, candidate: Candidate) -> Sequence[str]:
+        """What whoever approves this candidate should know, though it is no obstacle; empty where there is nothing."""
+        ...
+
     def apply(self, plan: TargetPlan) -> TargetStatus:
         """Take one idempotent step towards `plan`. A new server gets requests only after a real completion; one that
         is to go is drained first. `failure` is set when a server of `candidate` died or could not start."""
@@ -356,4 +364,26 @@ class Store(Protocol):
 
     def delete(self, name: str) -> None:
         """Forget the tuning and all that belongs to it."""
+        ...
+
+
+class Stores(Protocol):
+    """The stores that one program serves: one, or in a cluster one for each namespace that has tunings. Thread-safe."""
+
+    @property
+    def own(self) -> str:
+        """The namespace of the program itself; empty outside of Kubernetes."""
+        ...
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether the tunings of all namespaces are served, not those of `own` alone."""
+        ...
+
+    def of(self, namespace: str) -> Store | None:
+        """The store of one namespace, also where it has no tunings; None where its tunings are not served here."""
+        ...
+
+    def tunings(self) -> list[Key]:
+        """Every tuning that is served, sorted."""
         ...

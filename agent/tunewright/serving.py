@@ -10,6 +10,7 @@ from tunewright.api.auth import OwnerMayAll, TokenFile, ensure_token
 from tunewright.api.server import ApiServer
 from tunewright.local import LocalTuning
 from tunewright.ports import Refused
+from tunewright.store.one import OneStore
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -30,20 +31,15 @@ def serve_api(local: LocalTuning, listen: str) -> Iterator[Served]:
         raise Refused(f"--listen {listen}: a loopback address with a port is wanted, as 127.0.0.1:8765")
     token_file = local.state / "token"
     ensure_token(token_file)
-
-    def report(name: str) -> str | None:
-        record = local.store.load(name)
-        return local.render_report(record) if record is not None else None
-
     app = create_app(
-        local.store,
+        OneStore(local.store),
         local.clock,
         authenticator=TokenFile(token_file),
         authorizer=OwnerMayAll(),
         allowed_hosts=LOCAL_HOSTS,
         metrics=local.metrics.exposition,
         public_metrics=True,
-        report=report,
+        report=lambda _store, record: local.render_report(record),
         ready=lambda: None,
     )
     try:

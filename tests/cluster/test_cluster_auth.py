@@ -51,20 +51,20 @@ def test_rights_are_those_of_rbac(kube: Kube, namespace: str, token: MayToken) -
     allow(kube, namespace, "r", "tunings", "get", "list")
     allow(kube, namespace, "a", "tunings/approval", "update")
     access = AccessReviewer(kube, namespace)
-    assert access.allows(reader, Verb.READ, "demo")
-    assert access.allows(reader, Verb.READ, None)
-    assert not access.allows(reader, Verb.DECIDE, "demo")
-    assert access.allows(approver, Verb.DECIDE, "demo")
-    assert not access.allows(approver, Verb.READ, "demo")
-    assert not access.allows(stranger, Verb.READ, "demo")
-    assert not access.allows(stranger, Verb.DECIDE, "demo")
-    assert not AccessReviewer(kube, "default").allows(approver, Verb.DECIDE, "demo"), "in its own namespace alone"
+    assert access.allows(reader, Verb.READ, None, "demo")
+    assert access.allows(reader, Verb.READ, None, None)
+    assert not access.allows(reader, Verb.DECIDE, None, "demo")
+    assert access.allows(approver, Verb.DECIDE, None, "demo")
+    assert not access.allows(approver, Verb.READ, None, "demo")
+    assert not access.allows(stranger, Verb.READ, None, "demo")
+    assert not access.allows(stranger, Verb.DECIDE, None, "demo")
+    assert not AccessReviewer(kube, "default").allows(approver, Verb.DECIDE, None, "demo"), "in its own namespace alone"
 
 
 def test_who_may_write_tunings_may_not_approve(kube: Kube, namespace: str, token: MayToken) -> None:
     editor = TokenReviewer(kube).authenticate(f"Bearer {token('e')}")
     allow(kube, namespace, "e", "tunings", "*")
-    assert not AccessReviewer(kube, namespace).allows(editor, Verb.DECIDE, "demo")
+    assert not AccessReviewer(kube, namespace).allows(editor, Verb.DECIDE, None, "demo")
 
 
 @pytest.fixture
@@ -84,4 +84,4 @@ def test_without_the_right_to_ask_nobody_gets_in(powerless: Kube, token: MayToke
         TokenReviewer(powerless).authenticate(given)
     ana = TokenReviewer(kube).authenticate(given)
     with pytest.raises(Unavailable):
-        AccessReviewer(powerless, "default").allows(ana, Verb.DECIDE, "demo")
+        AccessReviewer(powerless, "default").allows(ana, Verb.DECIDE, None, "demo")

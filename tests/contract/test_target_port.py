@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,8 @@ class TargetContract:
     """`make_target()` gives an adapter on the same production each time, as after a kill -9 of the agent."""
 
     replicas = 2
+    notes: Sequence[str] = ()
+    """What is to be known of this production before NEW is approved."""
 
     @pytest.fixture
     def make_target(self) -> Iterator[Callable[[], Target]]:
@@ -150,6 +152,15 @@ class TargetContract:
 
     def test_preflight_tells_what_would_stop_it(self, make_target: Callable[[], Target]) -> None:
         assert "no_such_knob" in " ".join(make_target().preflight(UNKNOWN))
+
+    def test_notes_are_sentences_and_change_nothing(self, make_target: Callable[[], Target]) -> None:
+        before = make_target().observe()
+        notes = make_target().notes(NEW)
+        assert all(isinstance(note, str) and note.strip() for note in notes)
+        assert list(notes) == list(self.notes)
+        after = make_target().observe()
+        assert [replica.name for replica in after.replicas] == [replica.name for replica in before.replicas]
+        assert make_target().baseline() == Candidate()
 
     def test_a_plan_for_more_replicas_than_there_are_is_refused(self, make_target: Callable[[], Target]) -> None:
         with pytest.raises(Refused):
@@ -382,6 +393,7 @@ class TestAdoptedTarget:
         assert status.settled
         assert [(replica.ready, replica.version) for replica in status.replicas] == [(True, "0.32.0")] * 2
         assert "recommended" in target.preflight(NEW)[0]
+        assert list(target.notes(NEW)) == []
         assert "max_num_seqs: 8 → 64" in target.recommend(NEW)
         with pytest.raises(Refused, match="somebody else"):
             target.apply(TargetPlan(Candidate(), NEW, 1))

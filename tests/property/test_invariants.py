@@ -41,7 +41,7 @@ LIMIT = 6000
 """Passes until everything must have ended: what holds for longer holds for ever."""
 
 OUTAGES = (
-    "metrics.fetch", "target.apply", "target.observe", "target.preflight", "target.baseline",
+    "metrics.fetch", "target.apply", "target.observe", "target.preflight", "target.notes", "target.baseline",
     "spare.start", "spare.poll", "spare.cancel", "load.start", "load.poll", "load.cancel",
 )  # fmt: skip
 

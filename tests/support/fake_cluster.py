@@ -90,7 +90,23 @@ class FakeCluster:
         assert type is PatchType.MERGE
         found = self._find(resource, name, namespace)
         found.update(_merge(found, patch))
-        return copy.deepcopy(found)
+        return copy.deepcopy(self._touched(found))
+
+    def replace(
+        self, resource: Resource, body: Json, namespace: str | None = None, *, subresource: str = "", **_: Any
+    ) -> Json:  # fmt: skip
+        name = body["metadata"]["name"]
+        self._called("replace", resource, name)
+        found = self._find(resource, name, namespace)
+        if body["metadata"].get("resourceVersion", "") != found["metadata"]["resourceVersion"]:
+            raise KubeConflict("PUT", name, "the object has been modified", status=409)
+        found |= {"status": copy.deepcopy(body["status"])} if subresource else copy.deepcopy(body)
+        return copy.deepcopy(self._touched(found))
+
+    def delete_all(self, resource: Resource, namespace: str, *, labels: str) -> None:
+        self._called("deletecollection", resource, "")
+        for found in self.list(resource, namespace, labels=labels).items:
+            self._remove(resource.plural, namespace, found["metadata"]["name"])
 
     def apply(
         self, resource: Resource, body: Json, namespace: str | None = None, *,
@@ -134,6 +150,7 @@ class FakeCluster:
         metadata.setdefault("generation", 1)
         metadata.setdefault("creationTimestamp", format_time(self.clock.now()))
         metadata["namespace"] = namespace
+        self._touched(found)
         self.objects[(resource.plural, namespace, metadata["name"])] = found
         return found
 
@@ -320,6 +337,11 @@ class FakeCluster:
         found = self.objects.get((resource.plural, namespace, name))
         if found is None:
             raise NotFound("GET", f"{resource.plural}/{name}", "not found", status=404, reason="NotFound")
+        return found
+
+    def _touched(self, found: Json) -> Json:
+        self._version += 1
+        found["metadata"]["resourceVersion"] = str(self._version)
         return found
 
     def _remove(self, plural: str, namespace: str | None, name: str) -> None:

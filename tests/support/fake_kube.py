@@ -2,9 +2,11 @@
 
 import copy
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -47,7 +49,7 @@ class FakeKube:
 
     def __init__(self) -> None:
         self.objects: dict[str, Json] = {}
-        self.events: list[tuple[int, str, Json]] = []
+        self.events: list[tuple[int, str, str, Json]] = []
         self.requests: list[Request] = []
         self.before: Callable[[Request], None] = lambda request: None
         self.after: Callable[[Request], None] = lambda request: None
@@ -79,8 +81,8 @@ class FakeKube:
         if request.method == "POST":
             return self._create(collection, request.body)
         if not name:
-            found = [obj for path, obj in sorted(self.objects.items()) if path.startswith(f"{collection}/")]
-            found = [obj for obj in found if _selected(obj, request.query.get("labelSelector", ""))]
+            found = [obj for path, obj in sorted(self.objects.items()) if _in(collection, path)]
+            found = [obj for obj in found if _selected(obj, request.query)]
             if request.method == "DELETE":
                 for obj in found:
                     self._remove(f"{collection}/{obj['metadata']['name']}")
@@ -106,6 +108,8 @@ class FakeKube:
             new["status"] = _pruned(body.get("status", {}))
         else:
             new |= {field: value for field, value in body.items() if field not in ("metadata", "status")}
+            given = body["metadata"]
+            new["metadata"] |= {field: given[field] for field in ("labels", "annotations") if field in given}
             new["metadata"]["generation"] += new.get("spec") != old.get("spec")
         return self._store(key, new, "MODIFIED") if new != old else old
 
@@ -140,7 +144,7 @@ class FakeKube:
         self._version += 1
         new["metadata"]["resourceVersion"] = str(self._version)
         self.objects[key] = new
-        self._tell(kind, new)
+        self._tell(key, kind, new)
         return new
 
     def _remove(self, key: str, *, orphan: bool = False) -> Json:
@@ -151,11 +155,11 @@ class FakeKube:
         self._version += 1
         gone = copy.deepcopy(old)
         gone["metadata"]["resourceVersion"] = str(self._version)
-        self._tell("DELETED", gone)
+        self._tell(key, "DELETED", gone)
         return old
 
-    def _tell(self, kind: str, obj: Json) -> None:
-        self.events.append((self._version, kind, copy.deepcopy(obj)))
+    def _tell(self, key: str, kind: str, obj: Json) -> None:
+        self.events.append((self._version, key, kind, copy.deepcopy(obj)))
         self.changed.notify_all()
 
     def _page(self, found: list[Json], query: dict[str, str]) -> Json:
@@ -167,26 +171,44 @@ class FakeKube:
 
     def watch(self, request: Request) -> Iterator[Json]:
         """Events after the version that is asked for, until the time is up or the server is `released`."""
-        since, plural = int(request.query["resourceVersion"]), request.path.rpartition("/")[2]
+        since, collection = int(request.query["resourceVersion"]), request.path.strip("/")
         if since < self.oldest:
             yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "old"}}
             return
         left = int(float(request.query["timeoutSeconds"]) * 20)
-        while left and not self.released.is_set():
+        while left:
             with self.changed:
                 fresh = [event for event in self.events if event[0] > since]
+                if not fresh and self.released.is_set():
+                    return
                 if not fresh:
                     self.changed.wait(0.05)
                     left -= 1
-            for version, kind, obj in fresh:
+            for version, key, kind, obj in fresh:
                 since = version
-                if obj["kind"].lower() + "s" == plural:
+                if _in(collection, key) and _selected(obj, request.query):
                     yield {"type": kind, "object": obj}
 
 
-def _selected(obj: Json, selector: str) -> bool:
-    labels = obj["metadata"].get("labels", {})
-    return all(labels.get(key) == value for key, _, value in (p.partition("=") for p in selector.split(",") if p))
+def _in(collection: str, path: str) -> bool:
+    """Whether an object is in a collection: of its namespace, or of all namespaces."""
+    found = path.rpartition("/")[0]
+    return found == collection or ("/namespaces/" not in collection and _everywhere(found) == collection)
+
+
+@cache
+def _everywhere(collection: str) -> str:
+    """The path of a kind in all namespaces."""
+    return re.sub(r"/namespaces/[^/]+", "", collection)
+
+
+def _selected(obj: Json, query: dict[str, str]) -> bool:
+    """By labels that must be equal or there, and by name; other fields are not looked at."""
+    labels, (field, _, name) = obj["metadata"].get("labels", {}), query.get("fieldSelector", "").partition("=")
+    parts = [part.partition("=") for part in query.get("labelSelector", "").split(",") if part]
+    return (field != "metadata.name" or name == obj["metadata"]["name"]) and all(
+        labels.get(key) == value if equal else key in labels for key, equal, value in parts
+    )
 
 
 def _merge(old: Any, patch: Any) -> Any:

@@ -29,8 +29,9 @@ from tunewright.domain.state import (
     TrialRecord,
     TuningRecord,
 )
-from tunewright.ports import Store
+from tunewright.ports import Store, Stores
 from tunewright.store.memory import MemoryStore
+from tunewright.store.one import OneStore
 
 BASELINE = Candidate(values={"max_num_seqs": 4})
 WINNER = Candidate(values={"max_num_seqs": 64, "enable_prefix_caching": False})
@@ -165,7 +166,10 @@ def waiting(**changes: Any) -> TuningRecord:
 class Rest:
     """An app over a store, its token, and a client."""
 
-    def __init__(self, folder: Path, store: Store | None = None, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, store: Store | None = None, stores: Stores | None = None, **options: Any
+    ) -> None:  # fmt: skip
+        """`store` is the one of its own namespace; with `stores` it is one of several."""
         self.store: Store = store if store is not None else MemoryStore()
         self.clock = Clock()
         self.token_file = folder / "private" / "token"
@@ -176,9 +180,9 @@ class Rest:
             "allowed_hosts": LOCAL_HOSTS,
             "ready": lambda: None,
             "metrics": lambda: b"tunewright_up 1\n",
-            "report": lambda name: f"<p>{name}</p>",
+            "report": lambda _store, record: f"<p>{record.name}</p>",
         }
-        self.app: FastAPI = create_app(self.store, self.clock, **(defaults | options))
+        self.app: FastAPI = create_app(stores or OneStore(self.store), self.clock, **(defaults | options))
         if store is None:
             self.store.save(waiting())
             for trial in trials():

@@ -106,6 +106,7 @@ class World:
         self.canary_behaviour: Behaviour | None = None
         self.lossy: tuple[str, ...] = ()
         self.problems: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ("helm owns the arguments",)
 
     def behaviour(self, candidate: Candidate) -> Behaviour:
         return self.behaviours.get(candidate.hash, Behaviour())
@@ -329,6 +330,9 @@ class FakeTarget:
 
     def preflight(self, candidate: Candidate) -> Sequence[str]:
         return self.world.problems
+
+    def notes(self, candidate: Candidate) -> Sequence[str]:
+        return self.world.notes
 
     def recommend(self, candidate: Candidate) -> str:
         return str(dict(candidate.values))

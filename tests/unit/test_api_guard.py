@@ -175,7 +175,7 @@ class Failing:
     def authenticate(self, authorization: str | None) -> Caller:
         raise self.error
 
-    def allows(self, caller: Caller, verb: Verb, tuning: str | None) -> bool:
+    def allows(self, caller: Caller, verb: Verb, namespace: str | None, tuning: str | None) -> bool:
         raise self.error
 
 
@@ -216,8 +216,8 @@ def test_reading_and_deciding_are_allowed_apart(tmp_path: Path) -> None:
     asked = []
 
     class MayRead:
-        def allows(self, caller: Caller, verb: Verb, tuning: str | None) -> bool:
-            asked.append((caller.name, verb, tuning))
+        def allows(self, caller: Caller, verb: Verb, namespace: str | None, tuning: str | None) -> bool:
+            asked.append((caller.name, verb, namespace, tuning))
             return verb is Verb.READ
 
     rest = Rest(tmp_path, authorizer=MayRead())
@@ -226,13 +226,13 @@ def test_reading_and_deciding_are_allowed_apart(tmp_path: Path) -> None:
     found = problem(rest.post("/tunings/demo/abort", {"reason": "x"}), 403, "forbidden")
     assert "decide" in found["detail"]
     assert rest.store.decisions("demo") == []
-    me = own_name()
-    assert asked == [(me, Verb.READ, None), (me, Verb.READ, "demo"), (me, Verb.DECIDE, "demo")]
+    me, one = own_name(), (None, "demo")
+    assert asked == [(me, Verb.READ, None, None), (me, Verb.READ, *one), (me, Verb.DECIDE, *one)]
 
 
 def test_on_one_machine_only_its_own_user_may() -> None:
-    assert OwnerMayAll().allows(Caller(own_name()), Verb.DECIDE, "demo")
-    assert not OwnerMayAll().allows(Caller("somebody-else"), Verb.READ, None)
+    assert OwnerMayAll().allows(Caller(own_name()), Verb.DECIDE, None, "demo")
+    assert not OwnerMayAll().allows(Caller("somebody-else"), Verb.READ, None, None)
 
 
 def test_oversized_bodies(shared: Rest) -> None:

@@ -189,7 +189,7 @@ def test_the_rollout_shows_its_verdict_with_the_raw_numbers(rest: Rest) -> None:
 
 
 def test_the_report_is_a_page_that_runs_nothing(tmp_path: Path) -> None:
-    rest = Rest(tmp_path, report=lambda name: "<h1>x</h1>" if name == "demo" else None)
+    rest = Rest(tmp_path, report=lambda _store, _record: "<h1>x</h1>")
     answer = rest.get("/tunings/demo/report")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert "sandbox" in answer.headers["content-security-policy"]

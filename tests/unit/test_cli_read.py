@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tunewright.cli.app import app
 from tunewright.domain.phases import Phase
-from tunewright.domain.step import enter
+from tunewright.domain.step import enter, update
 from tunewright.exits import Exit
 from tunewright.store.sqlite import SqliteStore
 
@@ -42,6 +42,17 @@ def test_show_tells_phase_sentence_and_what_would_change(state: Path) -> None:
         assert shown.startswith("demo: AwaitingApproval\n  Waiting for approval.\n")
         assert f"finalist {WINNER.hash}: +98 % (3 rounds)" in shown
         assert "max_num_seqs: 4 -> 64" in shown
+
+
+def test_show_tells_what_an_approver_should_know(state: Path) -> None:
+    assert "note:" not in run(state, "show", "demo")
+    store = SqliteStore(state / "store.sqlite", Clock())
+    record = store.load("demo")
+    assert record is not None
+    store.save(update(record, notes=("helm owns the arguments",)))
+    store.close()
+    assert "  note: helm owns the arguments\n" in run(state, "show", "demo")
+    assert json.loads(run(state, "show", "demo", "--json"))["notes"] == ["helm owns the arguments"]
 
 
 def test_show_as_json_is_the_record(state: Path) -> None:

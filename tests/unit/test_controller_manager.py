@@ -86,8 +86,8 @@ def test_backoff_is_bounded_and_forgotten_after_a_success(clock: FakeClock) -> N
     fail = False
     assert one.once(0.0)
     assert not one.once(0.0)
-    clock.advance(IDLE)
     fail = True
+    one.queue.add(A)
     assert one.once(0.0)
     clock.advance(1.0)
     assert one.once(0.0), "the first failure after a success waits a second at most"
@@ -117,6 +117,24 @@ def test_a_fault_of_ours_does_not_end_the_loop(clock: FakeClock, caplog: pytest.
     one.queue.add(A)
     assert one.once(0.0)
     assert "a fault in reconciling ns/a" in caplog.text
+
+
+def test_one_that_asks_for_nothing_is_looked_at_again_as_long_as_it_is_there(clock: FakeClock) -> None:
+    there, steps = [A, B], list[Key]()
+    both = Manager(lambda: there, lambda key: steps.append(key), clock, may_act=lambda: True)
+    for _ in range(10):
+        both.resync()
+        clock.advance(IDLE)
+        while both.once(0.0):
+            pass
+    assert (steps.count(A), steps.count(B)) == (10, 10)
+    there.remove(B)
+    for _ in range(10):
+        both.resync()
+        clock.advance(IDLE)
+        while both.once(0.0):
+            pass
+    assert (steps.count(A), steps.count(B)) == (20, 10), "what is gone is not asked about for ever"
 
 
 def test_without_the_lease_nothing_is_listed(clock: FakeClock) -> None:

@@ -366,6 +366,31 @@ def test_a_spec_change_while_rolling_goes_back_first_then_anew(world: World) -> 
     assert record.winner is None
 
 
+def test_what_an_approver_should_know_is_written_down_once_when_they_are_asked(world: World) -> None:
+    world.notes = ("helm owns the arguments; its next apply will set them back",)
+    asked = world.run(until=waits)
+    assert asked.notes == world.notes
+    known, world.notes = world.notes, ("an autoscaler appeared",)
+    approve(world)
+    record = world.run()
+    assert (record.phase, record.notes) == (Phase.PROMOTED, known), "as it was when it was decided on"
+    assert world.calls.count("target.notes") == 1
+
+
+def test_notes_that_can_not_be_had_at_once_are_asked_for_again(world: World) -> None:
+    world.outages = {"target.notes": 3}
+    assert world.run(until=waits).notes == world.notes
+    assert world.calls.count("target.notes") == 4
+    trials = [t.id for t in world.trials_now("demo")]
+    assert len(trials) == len(set(trials))
+
+
+def test_notes_go_when_it_starts_anew(world: World) -> None:
+    world.run(until=waits)
+    world.stable = Candidate(values={"max_num_seqs": 5})
+    assert world.run(until=lambda record: record.phase is Phase.PENDING).notes == ()
+
+
 def test_an_outage_is_told_and_survived(world: World) -> None:
     world.outages = {"metrics.fetch": 3, "spare.start": 2, "target.observe": 2}
     world.run(until=waits)

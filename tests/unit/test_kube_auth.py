@@ -110,7 +110,7 @@ def test_a_review_that_fails_lets_nobody_in(fake: FakeKube, kube: Kube, fault: E
         TokenReviewer(kube).authenticate("Bearer t0ken")
     assert "t0ken" not in str(caught.value)
     with pytest.raises(Unavailable):
-        AccessReviewer(kube, "team").allows(Caller(name="anna"), Verb.DECIDE, "demo")
+        AccessReviewer(kube, "team").allows(Caller(name="anna"), Verb.DECIDE, None, "demo")
 
 
 def test_reviews_end_before_the_api_gives_up() -> None:
@@ -119,13 +119,29 @@ def test_reviews_end_before_the_api_gives_up() -> None:
 
 def test_what_is_asked_for_reading_and_deciding(fake: FakeKube, kube: Kube) -> None:
     answering(fake, {"status": {"allowed": True}})
-    reviewer, anna = AccessReviewer(kube, "team"), Caller(name="anna", groups=("g",))
-    assert reviewer.allows(anna, Verb.READ, None)
-    assert reviewer.allows(anna, Verb.DECIDE, "demo")
-    read, decide = (request.body["spec"] for request in fake.requests)
-    common = {"namespace": "team", "group": "tunewright.dev", "version": "v1alpha1", "resource": "tunings"}
-    assert read == {"user": "anna", "groups": ["g"], "resourceAttributes": common | {"verb": "get", "name": ""}}
-    assert decide["resourceAttributes"] == common | {"verb": "update", "subresource": "approval", "name": "demo"}
+    anna = Caller(name="anna", groups=("g",))
+    asked = [(Verb.READ, None), (Verb.READ, "demo"), (Verb.DECIDE, "demo")]
+    for reviewer, named, namespace in (
+        (AccessReviewer(kube, "team"), None, "team"),
+        (AccessReviewer(kube, "team"), "other", "other"),
+        (AccessReviewer(kube, "team", everywhere=True), "other", "other"),
+    ):
+        fake.requests.clear()
+        assert all(reviewer.allows(anna, verb, named, tuning) for verb, tuning in asked)
+        lists, reads, decides = (request.body["spec"] for request in fake.requests)
+        common = {"namespace": namespace, "group": "tunewright.dev", "version": "v1alpha1", "resource": "tunings"}
+        assert lists == {"user": "anna", "groups": ["g"], "resourceAttributes": common | {"verb": "list", "name": ""}}
+        assert reads["resourceAttributes"] == common | {"verb": "get", "name": "demo"}
+        assert decides["resourceAttributes"] == common | {"verb": "update", "subresource": "approval", "name": "demo"}
+
+
+def test_all_tunings_of_the_cluster_need_a_right_in_the_whole_cluster(fake: FakeKube, kube: Kube) -> None:
+    answering(fake, {"status": {"allowed": True}})
+    reviewer = AccessReviewer(kube, "team", everywhere=True)
+    for verb, tuning in ((Verb.READ, None), (Verb.READ, "demo"), (Verb.DECIDE, "demo")):
+        assert reviewer.allows(Caller(name="anna"), verb, None, tuning)
+    namespaces = [request.body["spec"]["resourceAttributes"]["namespace"] for request in fake.requests]
+    assert namespaces == ["", "team", "team"], "one tuning without a namespace is of the controller's own"
 
 
 @pytest.mark.parametrize(
@@ -134,4 +150,4 @@ def test_what_is_asked_for_reading_and_deciding(fake: FakeKube, kube: Kube) -> N
 )  # fmt: skip
 def test_only_a_plain_allowed_allows(fake: FakeKube, kube: Kube, status: dict[str, Any]) -> None:
     answering(fake, {"status": status})
-    assert AccessReviewer(kube, "team").allows(Caller(name="anna"), Verb.DECIDE, "demo") is False
+    assert AccessReviewer(kube, "team").allows(Caller(name="anna"), Verb.DECIDE, None, "demo") is False

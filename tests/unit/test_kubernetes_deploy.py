@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from tunewright.cli.app import app
+from tunewright.cluster import LEASE
 from tunewright.domain.tuning import Tuning
 from tunewright.kube import crds
 from tunewright.platform.kubernetes.podtemplate import PodTemplate
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm" / "tunewright"
+SERVE: Any = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
 Json = dict[str, Any]
 
 
@@ -72,6 +76,73 @@ def test_chart_and_all_that_is_optional_are_equal() -> None:
     assert comparable(chart(options)) == comparable(both)
 
 
+ALL = {"capacity": {"enabled": True}, "monitoring": {"enabled": True, "vllm": {"matchLabels": {"app": "llm"}}}}
+
+
+@pytest.mark.parametrize("options", [{}, ALL], ids=["alone", "with all that is optional"])
+def test_chart_and_the_overlay_for_all_namespaces_are_equal(options: Json) -> None:
+    folders = ("capacity", "monitoring", "monitoring/vllm") if options else ()
+    whole = [*kustomize(DEPLOY / "cluster-wide"), *(each for folder in folders for each in files(DEPLOY / folder))]
+    for each in whole:
+        if each["metadata"]["name"].startswith("tunewright-vllm"):
+            each["spec"]["namespaceSelector"] = {"any": True}  # as its first line says
+    assert comparable(chart(options | {"clusterWide": True})) == comparable(whole)
+
+
+def test_chart_and_monitors_of_vllm_are_equal() -> None:
+    both = [each for folder in ("base", "capacity", "monitoring", "monitoring/vllm") for each in files(DEPLOY / folder)]
+    assert comparable(chart(ALL)) == comparable(both)
+
+
+def test_labels_that_an_operator_wants_are_on_all_that_it_reads() -> None:
+    monitoring = {"enabled": True, "labels": {"release": "prom"}, "vllm": {"matchLabels": {"app": "llm"}}}
+    found = [each for each in chart({"monitoring": monitoring}) if "monitoring.coreos.com" in each["apiVersion"]]
+    assert len(found) == 4
+    assert all(each["metadata"]["labels"]["release"] == "prom" for each in found)
+
+
+def test_for_all_namespaces_it_may_there_what_else_it_may_in_its_own_and_no_more() -> None:
+    (role,) = [each for each in files(DEPLOY / "base") if each["kind"] == "Role"]
+    (wide,) = [each for each in files(DEPLOY / "cluster-wide") if each["kind"] == "ClusterRole"]
+    lease = [rule for rule in role["rules"] if rule["resources"] == ["leases"]]
+    rest = [rule for rule in role["rules"] if rule not in lease]
+    assert wide["rules"][: len(rest)] == rest
+    (looks,) = wide["rules"][len(rest) :]
+    assert (looks["resources"], looks["resourceNames"], looks["verbs"]) == (["leases"], [LEASE], ["list"])
+    rendered = {key(each): each for each in kustomize(DEPLOY / "cluster-wide")}
+    assert rendered["Role tunewright/tunewright"]["rules"] == lease
+
+
+def test_the_overlay_asks_for_all_namespaces_by_the_variable_that_the_program_reads() -> None:
+    (found,) = [each for each in kustomize(DEPLOY / "cluster-wide") if each["kind"] == "Deployment"]
+    environment = {
+        each["name"]: each.get("value") for each in found["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    (option,) = [each for each in SERVE.params if each.name == "all_namespaces"]
+    assert environment[str(option.envvar)] == "true"
+    assert not [each for each in files(DEPLOY / "base") if "TUNEWRIGHT_ALL_NAMESPACES" in json.dumps(each)]
+
+
+@pytest.mark.parametrize(("given", "everywhere"), [("true", True), ("1", True), ("false", False), (None, False)])
+def test_the_variable_is_read(monkeypatch: pytest.MonkeyPatch, given: str | None, everywhere: bool) -> None:
+    monkeypatch.delenv("TUNEWRIGHT_ALL_NAMESPACES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("TUNEWRIGHT_ALL_NAMESPACES", given)
+    words = ["--namespace", "tunewright", "--image", "tunewright:test"]
+    assert SERVE.make_context("serve", [*words]).params["all_namespaces"] is everywhere
+    assert SERVE.make_context("serve", [*words, "--all-namespaces"]).params["all_namespaces"] is True
+
+
+@pytest.mark.parametrize("path", sorted(DEPLOY.rglob("kustomization.yaml")), ids=lambda path: path.parent.name)
+def test_each_kustomization_can_be_read_by_kubectl_1_20(path: Path) -> None:
+    """Its kustomize, 2.0.3, knows no `components`, `replacements` and `patches`, and takes folders as bases alone."""
+    found = yaml.safe_load(path.read_text())
+    known = {"apiVersion", "kind", "bases", "resources", "patchesStrategicMerge", "patchesJson6902"}
+    assert found.keys() <= known
+    assert all((path.parent / name).is_file() for name in found.get("resources", []))
+    assert all((path.parent / name / "kustomization.yaml").is_file() for name in found.get("bases", []))
+
+
 def test_kubectl_renders_the_base_as_it_is_with_the_crds() -> None:
     rendered = kustomize(DEPLOY / "base")
     assert comparable(rendered) == comparable(files(DEPLOY / "base"))
@@ -85,16 +156,32 @@ def test_the_crds_are_as_generated(folder: str) -> None:
     assert {path.name: path.read_text() for path in (DEPLOY / folder).glob("tunewright.dev_*")} == crds.render()
 
 
+def test_a_release_of_another_name_may_be_called_by_its_service() -> None:
+    found = {each["kind"]: each for each in chart(name="lab", namespace="a")}
+    container = found["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    environment = {each["name"]: each.get("value") for each in container["env"]}
+    assert environment["TUNEWRIGHT_SERVICE"] == found["Service"]["metadata"]["name"] == "lab-tunewright"
+
+
 def test_two_releases_are_kept_apart() -> None:
-    names = {key(each) for each in chart({"userRoles": {"create": False}}, "a-tunewright", "a")}
-    assert not names & {key(each) for each in chart({}, "tunewright", "b")}
+    for wide in (False, True):
+        names = {key(each) for each in chart({"userRoles": {"create": False}}, "a-tunewright", "a")}
+        assert not names & {key(each) for each in chart({"clusterWide": wide}, "tunewright", "b")}
 
 
 def test_the_chart_refuses_values_that_it_does_not_know() -> None:
     helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
     loaded = helm.Chart.load(str(CHART))
     loaded.validate_schema({})
-    for wrong in ({"capacities": True}, {"image": {"repository": ""}}, {"capacity": {"enabled": "yes"}}):
+    loaded.validate_schema({**ALL, "clusterWide": True})
+    for wrong in (
+        {"capacities": True},
+        {"image": {"repository": ""}},
+        {"capacity": {"enabled": "yes"}},
+        {"clusterWide": "yes"},
+        {"monitoring": {"vllm": {"port": "8000/tcp"}}},
+        {"monitoring": {"vllm": {"labels": {}}}},
+    ):
         with pytest.raises(helm.HelmError):
             loaded.validate_schema(wrong)
 
@@ -104,6 +191,14 @@ def test_the_notes_tell_the_next_command() -> None:
     rendered = helm.Chart.load(str(CHART)).render({}, name="tunewright", namespace="prod")
     notes = next(text for path, text in rendered.items() if path.endswith("NOTES.txt"))
     assert "kubectl -n prod rollout status deployment/tunewright" in notes
+    assert "kubectl -n prod apply -f my-tuning.yaml" in notes
+    assert "/namespaces/prod/tunings/NAME/promotion" in notes
+    rendered = helm.Chart.load(str(CHART)).render({"clusterWide": True}, name="tunewright", namespace="prod")
+    notes = next(text for path, text in rendered.items() if path.endswith("NOTES.txt"))
+    assert "kubectl -n prod rollout status deployment/tunewright" in notes
+    assert "watches the Tunings of all namespaces" in notes
+    assert "kubectl -n NAMESPACE apply -f my-tuning.yaml" in notes
+    assert "/namespaces/NAMESPACE/tunings/NAME/promotion" in notes
 
 
 def test_the_controller_has_no_privilege_and_its_load_tests_its_own_image() -> None:
@@ -118,6 +213,8 @@ def test_the_controller_has_no_privilege_and_its_load_tests_its_own_image() -> N
     }
     environment = {each["name"]: each.get("value") for each in container["env"]}
     assert environment["TUNEWRIGHT_IMAGE"] == container["image"]
+    services = [each["metadata"]["name"] for each in files(DEPLOY / "base") if each["kind"] == "Service"]
+    assert [environment["TUNEWRIGHT_SERVICE"]] == services
     assert {"readinessProbe", "livenessProbe", "resources"} <= container.keys()
 
 
@@ -126,7 +223,7 @@ def rules(found: list[Json], kind: str) -> list[Json]:
 
 
 def test_nobody_is_granted_secrets_or_everything() -> None:
-    everything = [each for folder in ("base", "capacity") for each in files(DEPLOY / folder)]
+    everything = [each for folder in ("base", "capacity", "cluster-wide") for each in files(DEPLOY / folder)]
     granted = rules(everything, "Role") + rules(everything, "ClusterRole")
     assert granted
     for rule in granted:

@@ -13,7 +13,7 @@ from tunewright.kube.resources import AUTOSCALERS, DEPLOYMENTS, NODES, POD_DISRU
 from tunewright.kube.times import format_time
 from tunewright.platform.kubernetes.abandoned import release_abandoned
 from tunewright.platform.kubernetes.fields import ROLLOUT_ANNOTATION
-from tunewright.platform.kubernetes.names import Owner
+from tunewright.platform.kubernetes.names import PERSISTENT_VOLUME_CLAIMS, Owner
 from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.ports import PortError, Refused, TargetPlan, TargetStatus
 
@@ -305,6 +305,17 @@ def test_owners_of_what_would_be_written_are_named_and_taken_over_only_when_told
     assert live(cluster)["owners"]["containers/vllm/args"] == "tunewright"
 
 
+def test_what_can_not_be_rolled_out_at_all_is_noted_not_raised(cluster, servers):
+    """An approver is told; whether it is an obstacle, pre-flight says."""
+    claim = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
+    production(cluster, pod={"volumes": [claim]})
+    modes = {"metadata": {"name": "models"}, "spec": {"accessModes": ["ReadWriteOncePod"]}}
+    cluster.put(PERSISTENT_VOLUME_CLAIMS, modes)
+    before = len(cluster.writes())
+    assert any("ReadWriteOncePod" in note for note in make(cluster).notes(NEW))
+    assert len(cluster.writes()) == before
+
+
 def test_what_somebody_else_changes_is_named_and_never_fought(cluster, servers):
     production(cluster)
     until(cluster, plan(canary=True))
@@ -382,7 +393,7 @@ def test_a_new_controller_brings_back_what_a_deleted_tuning_left_and_nothing_els
     assert release_abandoned(cluster, NAMESPACE, {OWNER.uid}, cluster.clock) == []
     cluster.objects.pop((DEPLOYMENTS.plural, NAMESPACE, "llm-canary"))
     done = release_abandoned(cluster, NAMESPACE, set(), cluster.clock)
-    assert done == [f"Deployment llm goes back to {BASELINE.hash}: Tuning chat was deleted half-way"]
+    assert done == [f"Deployment llm goes back to {BASELINE.hash}: Tuning {NAMESPACE}/chat was deleted half-way"]
     assert live(cluster)["spec"]["template"]["spec"]["containers"][0]["args"] == ARGS
     assert "paused" not in live(cluster)["spec"]
     assert release_abandoned(cluster, NAMESPACE, set(), cluster.clock) == []

@@ -72,6 +72,15 @@ def test_a_new_sentence_within_a_phase_is_told_too():
     assert stream.getvalue().endswith("Profiling: 40 of 100 requests so far.\n")
 
 
+def test_what_an_approver_should_know_is_told_once():
+    console, stream = plain()
+    held = history(Phase.AWAITING_APPROVAL)
+    for _ in range(3):
+        noted = record(Phase.AWAITING_APPROVAL, history=held, sentence=held[0].sentence, notes=("helm\nowns it", "hpa"))
+        console.update(noted, [], LiveStatus())
+    assert [line.strip() for line in stream.getvalue().splitlines()[1:]] == ["Note: helm owns it", "Note: hpa"]
+
+
 def test_a_sentence_that_only_counts_seconds_is_told_once():
     console, stream = plain()
     held = history(Phase.PROFILING)

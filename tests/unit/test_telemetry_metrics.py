@@ -25,6 +25,7 @@ from tunewright.domain.measurement import Estimate
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import ConfirmStatus, Finalist, Gain, TrialPhase
 from tunewright.ports import Conflict, PortError, Refused, Series, SeriesWindow
+from tunewright.store.one import OneStore
 from tunewright.telemetry import catalog
 from tunewright.telemetry.facts import idle_seconds
 from tunewright.telemetry.metrics import Metrics
@@ -33,10 +34,25 @@ from tunewright.telemetry.server import MetricsServer
 from tunewright.telemetry.source import WatchedSource
 
 
+class Several:
+    """The stores of several namespaces; its own is `tunewright`."""
+
+    own, everywhere = "tunewright", True
+
+    def __init__(self, **stores):
+        self.stores = stores
+
+    def of(self, namespace):
+        return self.stores.get(namespace)
+
+    def tunings(self):
+        return [(namespace, name) for namespace, store in sorted(self.stores.items()) for name in store.names()]
+
+
 class MemoryStore:
     def __init__(self, *tunings):
         self.tunings = {held.name: (held, trials) for held, trials in tunings}
-        self.broken = None
+        self.broken = self.unreadable = None
 
     def names(self):
         if self.broken:
@@ -44,6 +60,8 @@ class MemoryStore:
         return sorted(self.tunings)
 
     def load(self, name):
+        if self.unreadable:
+            raise self.unreadable
         return self.tunings[name][0] if name in self.tunings else None
 
     def trials(self, name):
@@ -52,7 +70,7 @@ class MemoryStore:
 
 def metrics_of(*tunings, now=T0 + 100):
     store = MemoryStore(*tunings)
-    return Metrics(store, SimpleNamespace(now=lambda: now, monotonic=lambda: now)), store
+    return Metrics(OneStore(store), SimpleNamespace(now=lambda: now, monotonic=lambda: now)), store
 
 
 def samples(metrics):
@@ -297,15 +315,24 @@ def test_leadership_and_watches_are_asked_at_each_scrape():
 
 def test_tunings_of_several_namespaces_are_told_apart_and_one_broken_store_hides_no_other():
     team, other = MemoryStore((record(), [])), MemoryStore((record(Phase.SEARCHING), []))
-    metrics = Metrics({"team": team, "other": other}, SimpleNamespace(now=lambda: T0, monotonic=lambda: T0))
+    stores = Several(team=team, other=other)
+    metrics = Metrics(stores, SimpleNamespace(now=lambda: T0, monotonic=lambda: T0))
     found = samples(metrics)
     assert value(found, "tunewright_tuning_phase", namespace="team", tuning="chat", phase="Pending") == 1
     assert value(found, "tunewright_tuning_phase", namespace="other", tuning="chat", phase="Searching") == 1
-    team.broken = PortError("no answer")
+    assert value(found, "tunewright_store_readable", namespace="tunewright") == 1, "its own is told of, though empty"
+    team.unreadable = PortError("no answer")
     found = samples(metrics)
     assert value(found, "tunewright_store_readable", namespace="team") == 0
     assert value(found, "tunewright_store_readable", namespace="other") == 1
     assert not [k for k in found if ("namespace", "team") in k[1] and k[0].startswith("tunewright_tuning")]
+    team.unreadable = None
+    del other.tunings["chat"]
+    assert not [k for k in samples(metrics) if ("namespace", "other") in k[1]], "what was deleted goes"
+    team.broken = PortError("no answer")
+    found = samples(metrics)
+    assert value(found, "tunewright_store_readable") == 0
+    assert not [k for k in found if k[0].startswith("tunewright_tuning")]
 
 
 def test_a_phase_tells_its_deadline_and_when_it_began():

@@ -250,6 +250,15 @@ def test_the_gate_s_answers_are_not_in_the_report():
     assert "an answer" not in json.dumps(report_data(held, [trial(0, BASELINE, answers=(("an answer",),))]))
 
 
+def test_what_an_approver_should_know_stands_with_the_answer():
+    held, trials = promoted()
+    assert "What else to know" not in page(held, trials).text
+    held = held.model_copy(update={"notes": ("helm owns the arguments", "HorizontalPodAutoscaler hpa scales it")})
+    text = page(held, trials).text
+    at = text.index("What else to know of production helm owns the arguments HorizontalPodAutoscaler hpa scales it")
+    assert at < text.rindex("What each change is worth")
+
+
 def test_an_unconfirmed_gain_is_called_so():
     text = page(record(Phase.SEARCHING, baseline=BASELINE), search_trials()).text
     assert "in one run and not confirmed" in text

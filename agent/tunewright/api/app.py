@@ -13,9 +13,9 @@ from tunewright.api.docspage import docs_page
 from tunewright.api.guard import PUBLIC, SAFE_HEADERS, Guard, note
 from tunewright.api.openapi import complete
 from tunewright.api.problems import FieldError, ProblemError, render
-from tunewright.api.routes import WANTED, router
+from tunewright.api.routes import WANTED, Report, router
 from tunewright.domain.model import Model
-from tunewright.ports import Clock, PortError, Refused, Store
+from tunewright.ports import Clock, PortError, Refused, Stores
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """The names by which this machine calls itself."""
@@ -49,7 +49,7 @@ class Api(FastAPI):
 
 
 def create_app(
-    store: Store,
+    stores: Stores,
     clock: Clock,
     *,
     authenticator: Authenticator,
@@ -58,13 +58,13 @@ def create_app(
     ready: Callable[[], str | None],
     metrics: Callable[[], bytes] | None = None,
     public_metrics: bool = False,
-    report: Callable[[str], str | None] | None = None,
+    report: Report | None = None,
 ) -> FastAPI:
-    """The API over `store`.
+    """The API over `stores`.
 
     `allowed_hosts` are the names (without port) that a Host header may hold. `ready` tells why this process is not
     ready, or None. `metrics` gives the exposition in Prometheus' text format; `public_metrics` lets it be scraped
-    without a token. `report` gives the page of one tuning. All of them must be safe to call from several threads.
+    without a token. `report` makes the page of one tuning. All of them must be safe to call from several threads.
     """
     app = Api(
         title="Tunewright",
@@ -83,7 +83,7 @@ def create_app(
         public_metrics=public_metrics,
     )
     _answer_problems(app)
-    app.include_router(router(store, clock, report))
+    app.include_router(router(stores, clock, report))
 
     @app.get("/healthz", summary="Whether this process lives", tags=["probes"])
     def healthz() -> Health:

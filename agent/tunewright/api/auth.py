@@ -55,15 +55,18 @@ class Authenticator(Protocol):
 class Authorizer(Protocol):
     """Tells whether a caller may do something."""
 
-    def allows(self, caller: Caller, verb: Verb, tuning: str | None) -> bool:
-        """Whether `caller` may; `tuning` is None for what is about no single one. Raises `Unavailable`."""
+    def allows(self, caller: Caller, verb: Verb, namespace: str | None, tuning: str | None) -> bool:
+        """Whether `caller` may. Raises `Unavailable`.
+
+        `namespace` is None where the path names none, `tuning` for what is about no single one.
+        """
         ...
 
 
 class OwnerMayAll:
     """On one machine the user who runs the agent may do everything: it is their own tuning."""
 
-    def allows(self, caller: Caller, verb: Verb, tuning: str | None) -> bool:  # noqa: ARG002
+    def allows(self, caller: Caller, verb: Verb, namespace: str | None, tuning: str | None) -> bool:  # noqa: ARG002
         """Yes, to this user, as `TokenFile` names them; no to anybody else."""
         return caller.name == own_name()
 

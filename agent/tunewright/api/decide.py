@@ -10,12 +10,13 @@ from tunewright.ports import Store
 log = logging.getLogger(__name__)
 
 
-def keep(store: Store, record: TuningRecord, decision: Decision) -> Decision:
+def keep(store: Store, record: TuningRecord, decision: Decision, namespace: str) -> Decision:
     """Write the decision for the loop to take up. Raises `ProblemError` `stale` or `not-now` when it can't be."""
+    of = f"{namespace}/{record.name}" if namespace else record.name
     why_not = refusal(record, decision)
     if why_not is None:
         store.decide(record.name, decision)
-        log.info("%s of %s by %r kept: %r", decision.action, record.name, decision.by, decision.reason)
+        log.info("%s of %s by %r kept: %r", decision.action, of, decision.by, decision.reason)
         return decision
     if record.winner is not None and why_not == stale(record, decision):
         detail = f"{why_not}. Read the promotion again and decide on that."

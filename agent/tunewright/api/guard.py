@@ -47,7 +47,7 @@ SAFE_HEADERS = {
 """On every answer: no script runs on this origin, nobody frames it, nothing is cached. There is no CORS."""
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?")
-_TUNING = re.compile(r"/api/v1alpha1/tunings/([^/]+)")
+_PLACE = re.compile(r"/api/v1alpha1(?:/namespaces/(?P<namespace>[^/]+))?(?:/tunings(?:/(?P<tuning>[^/]+))?)?(?:/|$)")
 
 
 class Guard:
@@ -112,8 +112,9 @@ class Guard:
     async def _admit(self, scope: Scope, headers: Headers, verb: Verb) -> Caller:
         given = headers.getlist("authorization")
         authorization = given[0] if len(given) == 1 else None
-        found = _TUNING.match(scope["path"])
-        ask = partial(self._ask, authorization, verb, found[1] if found else None)
+        found = _PLACE.match(scope["path"])
+        place = (found["namespace"], found["tuning"]) if found else (None, None)
+        ask = partial(self._ask, authorization, verb, *place)
         try:
             async with timeout(AUTH_TIMEOUT):
                 return await run_sync(ask, abandon_on_cancel=True)
@@ -129,14 +130,15 @@ class Guard:
                 headers={"Retry-After": "5"},
             ) from failure
 
-    def _ask(self, authorization: str | None, verb: Verb, tuning: str | None) -> Caller:
+    def _ask(self, authorization: str | None, verb: Verb, namespace: str | None, tuning: str | None) -> Caller:
         # In the thread itself, so that a call that was given up keeps its slot until it has really ended.
         if not self._slots.acquire(blocking=False):
             raise Unavailable(f"{MAX_AUTH} callers are being checked already")
         try:
             caller = self._authenticator.authenticate(authorization)
-            if not self._authorizer.allows(caller, verb, tuning):
-                raise ProblemError("forbidden", f"{caller.name} may not {verb} {tuning or 'this'}")
+            if not self._authorizer.allows(caller, verb, namespace, tuning):
+                where = f" in namespace {namespace}" if namespace else ""
+                raise ProblemError("forbidden", f"{caller.name} may not {verb} {tuning or 'this'}{where}")
             return caller
         finally:
             self._slots.release()

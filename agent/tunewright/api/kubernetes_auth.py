@@ -55,20 +55,28 @@ class TokenReviewer:
 
 
 class AccessReviewer:
-    """Asks the API server what a caller may: reading is `get tunings`, deciding `update tunings/approval`."""
+    """Asks the API server what a caller may in the namespace that a request is about: reading one tuning is
+    `get tunings`, all of them `list tunings`, deciding `update tunings/approval`.
 
-    def __init__(self, kube: Kube, namespace: str) -> None:
-        self._kube, self._namespace = kube, namespace
+    Where no namespace is named it is the controller's own; with `everywhere`, all tunings are those of all namespaces.
+    """
 
-    def allows(self, caller: Caller, verb: Verb, tuning: str | None) -> bool:
-        """Whether `caller` may; `tuning` None asks for all tunings of the namespace."""
+    def __init__(self, kube: Kube, namespace: str, *, everywhere: bool = False) -> None:
+        self._kube, self._own, self._everywhere = kube, namespace, everywhere
+
+    def allows(self, caller: Caller, verb: Verb, namespace: str | None, tuning: str | None) -> bool:
+        """Whether `caller` may; `tuning` None asks for all of them."""
+        if namespace is None:
+            # An empty namespace asks for the right in the whole cluster, which no RoleBinding gives.
+            namespace = "" if self._everywhere and tuning is None else self._own
+        reading = {"verb": "list" if tuning is None else "get"}
         attributes = {
-            "namespace": self._namespace,
+            "namespace": namespace,
             "group": TUNINGS.group,
             "version": TUNINGS.version,
             "resource": TUNINGS.plural,
             "name": tuning or "",
-            **({"verb": "get"} if verb is Verb.READ else {"verb": "update", "subresource": "approval"}),
+            **(reading if verb is Verb.READ else {"verb": "update", "subresource": "approval"}),
         }
         spec = {"user": caller.name, "groups": list(caller.groups), "resourceAttributes": attributes}
         status = _review(self._kube, SUBJECT_ACCESS_REVIEWS, spec, f"what {caller.name} may do")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from tunewright.api.views import CandidateView, FinalistView, candidate_view, finalist_view
+from tunewright.api.views import CandidateView, FinalistView, candidate_view, collection, finalist_view
 from tunewright.controller.decisions import live_approval
 from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.measurement import Measurement
@@ -84,6 +84,7 @@ class Rollout(Model):
 class PromotionView(Model):
     """A promotion. Without a winner yet, most of it is None."""
 
+    namespace: str | None = Field(description="In a cluster; None outside of one.")
     tuning: str
     phase: Phase
     sentence: str
@@ -105,6 +106,10 @@ class PromotionView(Model):
     differences: tuple[Difference, ...] = Field(description="What changes in the configuration.")
     lossy: tuple[str, ...] = Field(description="Knobs by which the winner can change answers.")
     quality: QualityView | None
+    notes: tuple[str, ...] = Field(
+        description="What else to know of production before deciding, as it was when the approval was asked for: who "
+        "loses which field, autoscalers, what is not known."
+    )
     approval: Decision | None = Field(description="The approval that counts.")
     pending: tuple[Decision, ...] = Field(description="Decisions that the loop has not taken up yet.")
     rollout: Rollout | None
@@ -113,9 +118,13 @@ class PromotionView(Model):
 
 
 def promotion_view(
-    record: TuningRecord, trials: Sequence[TrialRecord], pending: Sequence[Decision], now: float
+    record: TuningRecord,
+    trials: Sequence[TrialRecord],
+    pending: Sequence[Decision],
+    now: float,
+    namespace: str = "",
 ) -> PromotionView:
-    """The promotion of one tuning as it is at `now`."""
+    """The promotion of one tuning as it is at `now`; `namespace` is empty outside of a cluster."""
     spec, winner, baseline = record.tuning.spec, record.winner, record.baseline
     runs = [t for t in trials if t.purpose is TrialPurpose.CONFIRM and t.objective is not None]
     old = [t for t in runs if baseline is not None and t.candidate.hash == baseline.hash]
@@ -125,6 +134,7 @@ def promotion_view(
     differences = _differences(baseline, winner) if baseline and winner else ()
     lossy = tuple(d.knob for d in differences if d.lossy)
     return PromotionView(
+        namespace=namespace or None,
         tuning=record.name,
         phase=record.phase,
         sentence=record.sentence,
@@ -149,11 +159,12 @@ def promotion_view(
         differences=differences,
         lossy=lossy,
         quality=_quality(record, runs, required=bool(lossy)),
+        notes=record.notes,
         approval=live_approval(record),
         pending=tuple(pending),
         rollout=_rollout(record),
         what_happens_next=_next(record),
-        how_to_go_back=_back(record),
+        how_to_go_back=_back(record, f"{collection(namespace)}/{record.name}"),
     )
 
 
@@ -260,9 +271,9 @@ def _next(record: TuningRecord) -> tuple[str, ...]:
     return ()
 
 
-def _back(record: TuningRecord) -> tuple[str, ...]:
+def _back(record: TuningRecord, path: str) -> tuple[str, ...]:
     analysis = record.tuning.spec.promotion.analysis
-    by_hand = f"POST /api/v1alpha1/tunings/{record.name}/rollback returns every replica to the baseline"
+    by_hand = f"POST {path}/rollback returns every replica to the baseline"
     if record.phase is Phase.AWAITING_APPROVAL or record.phase in TOUCHES_PRODUCTION - {Phase.ROLLING_BACK}:
         return (
             f"By itself: when the canary fails, is slower than the others beyond the tolerance of "

@@ -24,6 +24,8 @@ from tunewright.domain.state import (
 )
 from tunewright.domain.tuning import TuningSpec
 
+PREFIX = "/api/v1alpha1"
+
 MAX_HISTORY = 200
 """Lines of a tuning's story that are shown: the latest ones."""
 
@@ -31,6 +33,7 @@ MAX_HISTORY = 200
 class TuningSummary(Model):
     """One line about a tuning. Times are seconds since the epoch."""
 
+    namespace: str | None = Field(description="In a cluster; None outside of one.")
     name: str
     phase: Phase
     phase_since: float
@@ -43,7 +46,7 @@ class TuningSummary(Model):
 
 
 class TuningList(Model):
-    """A page of tunings by name."""
+    """A page of tunings by name, or by namespace and name."""
 
     items: tuple[TuningSummary, ...]
     next: str | None = Field(description="Ask with `after` set to this for the next page; None: that was all.")
@@ -130,11 +133,17 @@ class DecisionList(Model):
     next: int | None = Field(description="Ask with `after` set to this for the next page; None: that was all.")
 
 
-def summary(record: TuningRecord) -> dict[str, object]:
-    """The fields of `TuningSummary`."""
+def collection(namespace: str) -> str:
+    """The path of the tunings of a namespace; outside of a cluster it is empty, and there is one path."""
+    return f"{PREFIX}/namespaces/{namespace}/tunings" if namespace else f"{PREFIX}/tunings"
+
+
+def summary(record: TuningRecord, namespace: str = "") -> dict[str, object]:
+    """The fields of `TuningSummary`; `namespace` is empty outside of a cluster."""
     winner = record.winner
     won = next((f for f in record.finalists if winner is not None and f.candidate.hash == winner.hash), None)
     return {
+        "namespace": namespace or None,
         "name": record.name,
         "phase": record.phase,
         "phase_since": record.phase_since,
@@ -147,10 +156,10 @@ def summary(record: TuningRecord) -> dict[str, object]:
     }
 
 
-def tuning_view(record: TuningRecord, trials: int) -> TuningView:
+def tuning_view(record: TuningRecord, trials: int, namespace: str = "") -> TuningView:
     """One tuning in full."""
     return TuningView.model_validate(
-        summary(record)
+        summary(record, namespace)
         | {
             "spec": without_secrets(record.tuning.spec),
             "spec_hash": record.spec_hash,

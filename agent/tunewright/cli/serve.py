@@ -10,18 +10,25 @@ import typer
 
 from tunewright.cli.common import fail, told
 from tunewright.clock import SystemClock
+from tunewright.domain.state import TuningRecord
 from tunewright.exits import Exit
+from tunewright.ports import Store
 
 DEFAULT_LISTEN = "0.0.0.0:8080"
 
 
 def serve(
     namespace: Annotated[
-        str, typer.Option(envvar="POD_NAMESPACE", help="Namespace whose Tunings are served; its own, in a cluster.")
+        str,
+        typer.Option(envvar="POD_NAMESPACE", help="The controller's own, whose Tunings it serves."),
     ],
     image: Annotated[
         str, typer.Option(envvar="TUNEWRIGHT_IMAGE", help="Image of the load-test pods: this controller's own.")
     ],
+    all_namespaces: Annotated[
+        bool,
+        typer.Option("--all-namespaces", envvar="TUNEWRIGHT_ALL_NAMESPACES", help="Serve the Tunings of all of them."),
+    ] = False,
     listen: Annotated[str, typer.Option(help="Where the REST API, probes and /metrics answer.")] = DEFAULT_LISTEN,
     metrics_listen: Annotated[
         str | None, typer.Option(help="A further address for /metrics and /healthz alone, as 0.0.0.0:9090.")
@@ -39,7 +46,7 @@ def serve(
         ),
     ] = "1",
 ) -> None:
-    """Run the controller of one namespace: the loop, the REST API and /metrics, behind a lease.
+    """Run the controller of one namespace, or of all: the loop, the REST API and /metrics, behind a lease.
 
     It finds the cluster by its ServiceAccount, or by KUBECONFIG.
     """
@@ -55,21 +62,23 @@ def serve(
     host, port = _address("--listen", listen)
     stop = stop_on_signals()
     with told(), ExitStack() as exits:
-        cluster = Cluster(
-            ClusterSettings(namespace, image, image_pull_policy=image_pull_policy, load_cpu=load_cpu), SystemClock()
+        settings = ClusterSettings(
+            namespace,
+            image,
+            image_pull_policy=image_pull_policy,
+            load_cpu=load_cpu,
+            all_namespaces=all_namespaces,
         )
+        cluster = Cluster(settings, SystemClock())
 
-        def report(name: str) -> str | None:
-            record = cluster.api_store.load(name)
-            if record is None:
-                return None
-            return render_report(record, cluster.api_store.trials(name), decisions=cluster.api_store.decisions(name))
+        def report(store: Store, record: TuningRecord) -> str:
+            return render_report(record, store.trials(record.name), decisions=store.decisions(record.name))
 
         app = create_app(
-            cluster.api_store,
+            cluster.api_stores,
             cluster.clock,
             authenticator=TokenReviewer(cluster.reviews),
-            authorizer=AccessReviewer(cluster.reviews, namespace),
+            authorizer=AccessReviewer(cluster.reviews, namespace, everywhere=all_namespaces),
             allowed_hosts=_hosts(namespace, allowed_host or []),
             ready=cluster.unready,
             metrics=cluster.metrics.exposition,
@@ -80,7 +89,8 @@ def serve(
             metrics_host, metrics_port = _address("--metrics-listen", metrics_listen)
             exits.enter_context(MetricsServer(cluster.metrics, metrics_host, metrics_port))
         server = exits.enter_context(ApiServer(app, host=host, port=port))
-        logging.getLogger("tunewright").info("serving %s at %s as %s", namespace, server.url, cluster.election.identity)
+        what = f"all namespaces, from {namespace}," if all_namespaces else f"namespace {namespace}"
+        logging.getLogger("tunewright").info("serving %s at %s as %s", what, server.url, cluster.election.identity)
         kept = cluster.run(stop)
     if not kept:
         fail("another controller holds the lease now: this one ends", Exit.WENT_WRONG)

@@ -94,6 +94,7 @@ def _lines(record: TuningRecord) -> list[str]:
     if record.winner is not None and record.baseline is not None:
         for knob, (old, new) in record.baseline.differences(record.winner).items():
             lines.append(f"  {knob}: {_value(old)} -> {_value(new)}")
+    lines += [f"  note: {note}" for note in record.notes]
     for decision in record.decisions:
         lines.append(f"  {decision.action} by {decision.by} {decision.reason}".rstrip())
     return lines

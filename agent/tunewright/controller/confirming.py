@@ -158,7 +158,7 @@ def _won(record: TuningRecord, finalist: Finalist, context: Context) -> Step:
     if promotion.mode is PromotionMode.RECOMMEND:
         sentence = f"{claim}. Recommended: apply it as the report says."
         return Step(enter(record, Phase.RECOMMENDED, sentence, now, winner=finalist.candidate), None)
-    record = update(record, winner=finalist.candidate)
+    record = update(record, winner=finalist.candidate, notes=tuple(context.target.notes(finalist.candidate)))
     if promotion.mode is PromotionMode.AUTO:
         sentence = f"{claim}. Mode auto: it goes on without asking."
         return Step(enter(record, Phase.AWAITING_APPROVAL, sentence, now, approval_since=now), 0.0)

@@ -5,19 +5,16 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from tunewright.ports import Clock, Conflict, PortError, Refused, Stop
+from tunewright.ports import Clock, Conflict, Key, PortError, Refused, Stop
 
 _log = logging.getLogger(__name__)
 
 RESYNC = 30.0
 """Seconds between two looks at which tunings there are, beside the watches that wake them."""
 IDLE = 60.0
-"""Seconds after which a tuning that had nothing to do is looked at again."""
+"""Seconds after which a tuning that is there and had nothing to do is looked at again."""
 MAX_BACKOFF = 120.0
 WORKERS = 8
-
-Key = tuple[str, str]
-"""Namespace and name of a tuning."""
 
 
 class WorkQueue:
@@ -87,6 +84,7 @@ class WorkQueue:
 class Manager:
     """Runs `step(key)` for every key as often as it asks for, on a few threads, until `stop`.
 
+    A step that answers None asks for nothing: a wake-up brings its key back, and `resync` as long as it is there.
     `may_act` is asked before every step: without the lease nothing is done. `observe` is told how long each took.
     """
 
@@ -166,4 +164,4 @@ class Manager:
             return wait
         self._failures.pop(key, None)
         self._observe(self._clock.monotonic() - started, None)
-        return again if again is not None else IDLE
+        return again

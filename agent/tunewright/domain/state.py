@@ -228,6 +228,9 @@ class TuningRecord(Model):
     simplified: bool = False
     promotion: PromotionState | None = None
     approval_since: float | None = None
+    notes: tuple[str, ...] = Field(
+        default=(), description="What else an approver should know of production, from when the approval was asked for."
+    )
     decisions: tuple[Decision, ...] = ()
     history: tuple[PhaseChange, ...] = ()
     errors: int = Field(default=0, ge=0, description="Failures in a row of the current step.")

@@ -57,6 +57,7 @@ def start_anew(record: TuningRecord, sentence: str, now: float) -> TuningRecord:
         "winner": None,
         "promotion": None,
         "approval_since": None,
+        "notes": (),
         "drift": None,
         "drift_at": None,
     }

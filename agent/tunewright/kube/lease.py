@@ -6,6 +6,7 @@ before anybody can take over, however long its calls hang.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,9 +55,14 @@ class LeaderElection:
         name: str,
         identity: str,
         times: LeaseTimes | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
-        """`identity` must be of this very process (pod name and a random part): a namesake would lead beside it."""
+        """`identity` must be of this very process (pod name and a random part): a namesake would lead beside it.
+
+        `labels` tell others what its holder does.
+        """
         self._kube, self._clock, self._namespace, self._name = kube, clock, namespace, name
+        self._labels = dict(labels or {})
         self.identity, self.times = identity, times or LeaseTimes()
         self.role = Role.CANDIDATE
         self.holder = ""
@@ -109,7 +115,7 @@ class LeaderElection:
             lease = self._kube.get(LEASES, self._name, self._namespace, total=self._patience)
         except NotFound:
             spec = self._spec({})
-            body = {"metadata": {"name": self._name}, "spec": spec}
+            body = {"metadata": {"name": self._name, "labels": self._labels}, "spec": spec}
             try:
                 self._kube.create(LEASES, body, self._namespace, total=self._patience)
             except AlreadyExists:
@@ -122,7 +128,9 @@ class LeaderElection:
             self._see(holder, lease, spec, before)
             if self.role is Role.LOST or not self._ran_out(spec):
                 return
-        self._kube.replace(LEASES, {**lease, "spec": self._spec(spec)}, self._namespace, total=self._patience)
+        labels = {**(lease["metadata"].get("labels") or {}), **self._labels}
+        ours = {**lease, "metadata": {**lease["metadata"], "labels": labels}, "spec": self._spec(spec)}
+        self._kube.replace(LEASES, ours, self._namespace, total=self._patience)
         self._lead(before)
 
     def _see(self, holder: str, lease: Json, spec: Json, now: float) -> None:

@@ -6,13 +6,10 @@ from collections.abc import Callable
 from tunewright.kube.client import WATCH_SECONDS, WATCH_SILENCE, Json, Kube
 from tunewright.kube.errors import Gone, KubeError
 from tunewright.kube.resources import Resource
-from tunewright.ports import Stop
+from tunewright.ports import Key, Stop
 
 MAX_BACKOFF = 30.0
 """Seconds between two tries while the API server does not answer."""
-
-Key = tuple[str, str]
-"""Namespace and name."""
 
 _log = logging.getLogger(__name__)
 

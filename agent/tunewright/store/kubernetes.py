@@ -6,7 +6,7 @@ whoever can merely edit objects of the namespace can forge neither a decision no
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import TypeVar
 from uuid import uuid4
@@ -85,7 +85,7 @@ class KubernetesStore:
         if found is None:
             return None
         if self._uids.get(name) != found["metadata"]["uid"]:
-            self._trials.pop(name, None)
+            self._forget(name)
             self._uids[name] = found["metadata"]["uid"]
         return self._record(found)
 
@@ -141,10 +141,11 @@ class KubernetesStore:
         uid = self._uid(name)
         if uid is None:
             return []
-        now = self._clock.monotonic()
-        if name not in self._trials or now - self._trials_at[name] >= self._trials_last:
-            self._trials[name], self._trials_at[name] = self._read_trials(name, uid), now
-        return sorted((trial for _, trial in self._trials[name].values()), key=lambda trial: (trial.number, trial.id))
+        now, known = self._clock.monotonic(), self._trials.get(name)
+        if known is None or now - self._trials_at[name] >= self._trials_last:
+            known = self._read_trials(name, uid)
+            self._trials_at[name], self._trials[name] = now, known
+        return sorted((trial for _, trial in known.values()), key=lambda trial: (trial.number, trial.id))
 
     def _read_trials(self, name: str, uid: str) -> dict[str, tuple[str, TrialRecord]]:
         known, read = self._trials.get(name, {}), {}
@@ -170,7 +171,7 @@ class KubernetesStore:
                 f"trial {trial.id} of {name} has {len(packed)} bytes, more than the API server keeps; "
                 "lower quality.prompts or quality.maxTokens"
             )
-        key = _trial_name(name, trial.id)
+        key, known = _trial_name(name, trial.id), self._trials.pop(name, None)
         status = {"status": {**trial_status(trial), "record": packed}}
         try:
             written = self._patch_trial(key, status)
@@ -182,13 +183,14 @@ class KubernetesStore:
             raise PortError(
                 f"Trial {key} belongs to an earlier tuning {name} that is still being deleted; it is tried again"
             )
-        if name in self._trials:  # else they were not read yet, and what is remembered must be all
-            self._trials[name][key] = (written["metadata"]["resourceVersion"], trial)
+        # Remembered only after a write that is known to have been done; and what is remembered must be all.
+        if known is not None:
+            self._trials[name] = {**known, key: (written["metadata"]["resourceVersion"], trial)}
 
     def clear_trials(self, name: str) -> None:
         """Forget the trials of a tuning that starts anew."""
-        self._kube.delete_all(TRIALS, self._namespace, labels=f"{TUNING_LABEL}={name}")
         self._trials.pop(name, None)
+        self._kube.delete_all(TRIALS, self._namespace, labels=f"{TUNING_LABEL}={name}")
 
     def decide(self, name: str, decision: Decision) -> None:
         """Keep a person's decision; raises `Refused` when there is no such tuning."""
@@ -224,8 +226,18 @@ class KubernetesStore:
     def delete(self, name: str) -> None:
         """Forget the tuning and all that belongs to it; what it owns goes by garbage collection."""
         self._kube.delete(TUNINGS, name, self._namespace)
-        for memory in (self._uids, self._trials, self._told):
-            memory.pop(name, None)
+        self._uids.pop(name, None)
+        self._forget(name)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget what is remembered of tunings that are not among `names`: they are gone."""
+        for name in {*self._trials, *self._told} - set(names):
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """What was remembered was of another Tuning of this name. How often it was written goes on counting."""
+        self._trials.pop(name, None)
+        self._told.pop(name, None)
 
     def _find(self, name: str) -> Json | None:
         """The Tuning; None when it is not there or is being deleted."""
@@ -275,7 +287,8 @@ class KubernetesStore:
         # The record may have been read before an edit: then the status is not yet about the new generation.
         seen = tuning == record.tuning or bool(faults) or not before.get("observedGeneration")
         observed = generation if seen else before["observedGeneration"]
-        trials = [trial for _, trial in self._trials[name].values()] if name in self._trials else self.trials(name)
+        known = self._trials.get(name)
+        trials = [trial for _, trial in known.values()] if known is not None else self.trials(name)
         shown = conditions(record, faults, generation=observed, before=known_conditions(before), now=self._clock.now())
         kept = {key: before[key] for key in ("decisions", "told") if key in before}
         return {

@@ -101,6 +101,7 @@ class Console:
         self._history = 0
         self._sentence = ""
         self._trials: dict[str, str] = {}
+        self._notes: tuple[str, ...] = ()
         self._ended = False
 
     def update(self, record: TuningRecord, trials: Sequence[TrialRecord], live: LiveStatus) -> None:
@@ -113,6 +114,10 @@ class Console:
         if record.sentence and _timeless(record.sentence) != _timeless(self._sentence):
             self._say(None, str(record.phase), record.sentence)
             self._sentence = record.sentence
+        if record.notes != self._notes:
+            self._notes = record.notes
+            for note in record.notes:
+                self._say(None, "Note", note)
         if not self._plain and record.phase not in TERMINAL:
             self._refresh(progress_view(record, trials, live, self._now()))
         if record.phase in TERMINAL and not self._ended:

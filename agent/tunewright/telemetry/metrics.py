@@ -4,7 +4,7 @@ So a deleted tuning's series go, nothing is lost when the process restarts, and 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -12,7 +12,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from tunewright import __version__
-from tunewright.ports import Clock, Conflict, PortError, Refused, Store
+from tunewright.ports import Clock, Conflict, PortError, Refused, Stores
 from tunewright.telemetry import catalog
 from tunewright.telemetry.samples import Sample, tuning_samples
 
@@ -66,14 +66,13 @@ class Instruments:
 class Metrics:
     """The registry behind `/metrics`: the stores' records, seen at each scrape, and the process's `instruments`.
 
-    `stores` is one store, or one for each namespace by its name. They are read from the scraping thread.
+    The stores are read from the scraping thread.
     """
 
-    def __init__(self, stores: Store | Mapping[str, Store], clock: Clock) -> None:
+    def __init__(self, stores: Stores, clock: Clock) -> None:
         self.registry = CollectorRegistry()
         self.instruments = Instruments(self.registry, clock)
-        by_namespace = stores if isinstance(stores, Mapping) else {"": stores}
-        self.registry.register(_RecordCollector(by_namespace, clock))
+        self.registry.register(_RecordCollector(stores, clock))
         ProcessCollector(registry=self.registry)
 
     def exposition(self) -> bytes:
@@ -82,7 +81,7 @@ class Metrics:
 
 
 class _RecordCollector(Collector):
-    def __init__(self, stores: Mapping[str, Store], clock: Clock) -> None:
+    def __init__(self, stores: Stores, clock: Clock) -> None:
         self._stores = stores
         self._clock = clock
 
@@ -93,21 +92,33 @@ class _RecordCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """Read every record, and turn it into samples."""
         samples: list[Sample] = [(catalog.BUILD_INFO, (__version__,), 1.0)]
-        for namespace, store in self._stores.items():
+        try:
+            by_namespace = self._names()
+        except (PortError, Refused):  # the process lives even so: its own metric says it
+            by_namespace = {}
+            samples.append((catalog.STORE_READABLE, (self._stores.own,), 0.0))
+        for namespace, names in by_namespace.items():
             try:
-                samples += [*self._read(namespace, store), (catalog.STORE_READABLE, (namespace,), 1.0)]
-            except (PortError, Refused):  # the process lives even so: its own metric says it
+                samples += [*self._read(namespace, names), (catalog.STORE_READABLE, (namespace,), 1.0)]
+            except (PortError, Refused):
                 samples.append((catalog.STORE_READABLE, (namespace,), 0.0))
         families = {metric: _family(metric) for metric in catalog.METRICS if not metric.process_local}
         for metric, labels, value in samples:
             families[metric].add_metric(labels, value)
         yield from families.values()
 
-    def _read(self, namespace: str, store: Store) -> list[Sample]:
-        found: list[Sample] = []
-        for name in store.names():
-            record = store.load(name)
-            if record is not None:
+    def _names(self) -> dict[str, list[str]]:
+        """The tunings there are by namespace; our own namespace also where it has none."""
+        names: dict[str, list[str]] = {self._stores.own: []}
+        for namespace, name in self._stores.tunings():
+            names.setdefault(namespace, []).append(name)
+        return names
+
+    def _read(self, namespace: str, names: Sequence[str]) -> list[Sample]:
+        store, found = self._stores.of(namespace), list[Sample]()
+        for name in names:
+            record = store.load(name) if store is not None else None
+            if store is not None and record is not None:
                 found += tuning_samples(record, store.trials(name), self._clock.now(), namespace)
         return found
 

@@ -14,22 +14,25 @@ from tunewright.ports import Clock, PortError, Refused
 _log = logging.getLogger(__name__)
 
 
-def release_abandoned(kube: Kube, namespace: str, live: Container[str], clock: Clock) -> list[str]:
+def release_abandoned(kube: Kube, namespace: str | None, live: Container[str], clock: Clock) -> list[str]:
     """Bring every Deployment of the namespace back whose rollout belongs to no Tuning of `live` (uids).
 
-    To be called by the leader when it begins. What was done; what can't be done is logged, and hinders nothing.
+    `namespace` None: of all namespaces. To be called by the leader when it begins. What was done; what can't be done
+    is logged, and hinders nothing.
     """
     done = []
     for deployment in kube.list(DEPLOYMENTS, namespace).items:
         note = Note.read(deployment)
         if note is None or not note.active or note.uid in live:
             continue
-        ref = DeploymentRef(namespace, deployment["metadata"]["name"], str(note.leaves["name"]))
+        metadata = deployment["metadata"]
+        ref = DeploymentRef(metadata["namespace"], metadata["name"], str(note.leaves["name"]))
         try:
             told = DeploymentTarget(kube, Owner(note.tuning, note.uid), ref, clock).release()
         except (PortError, Refused) as error:
-            _log.warning("the rollout that Tuning %s left on %s can't be ended: %s", note.tuning, ref.name, error)
+            left = f"{note.tuning} left on {ref.namespace}/{ref.name}"
+            _log.warning("the rollout that Tuning %s can't be ended: %s", left, error)
             continue
         if told:
-            done.append(f"{told}: Tuning {note.tuning} was deleted half-way")
+            done.append(f"{told}: Tuning {ref.namespace}/{note.tuning} was deleted half-way")
     return done

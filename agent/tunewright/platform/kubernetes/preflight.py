@@ -78,10 +78,13 @@ class Preflight:
             f"HorizontalPodAutoscaler {name} scales it: the roll waits while it does"
             for name in self._scalers(deployment)
         ]
-        if self._shortage(deployment, template, candidate) is None:
-            found.append(
-                "whether a GPU is free for the canary is not known: nodes may not be read; its deadline decides"
-            )
+        try:
+            if self._shortage(deployment, template, candidate) is None:
+                found.append(
+                    "whether a GPU is free for the canary is not known: nodes may not be read; its deadline decides"
+                )
+        except Refused as refused:
+            found.append(str(refused))
         if not (template.container.get("lifecycle") or {}).get("preStop"):
             found.append(
                 f"container {template.name} has no preStop hook: requests may be refused while a replica ends; "

@@ -122,7 +122,7 @@ class DeploymentTarget:
         return [*silent, *self._preflight.obstacles(seen.deployment, seen.template, candidate)]
 
     def notes(self, candidate: Candidate) -> Sequence[str]:
-        """What an approver should know beside the obstacles: who loses which field, autoscalers, what is unknown."""
+        """What whoever approves should know: who loses which field, autoscalers, what is not known."""
         deployment = self._target.read(self._kube)
         return self._preflight.notes(deployment, self._target.template(deployment), candidate)
 

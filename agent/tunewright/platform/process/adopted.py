@@ -56,6 +56,10 @@ class AdoptedTarget:
         """Always one reason: nothing here is ours to change."""
         return [_ONLY, *self._command.problems(candidate)]
 
+    def notes(self, candidate: Candidate) -> Sequence[str]:  # noqa: ARG002
+        """Nothing: the recommendation is all that there is to know."""
+        return ()
+
     def apply(self, plan: TargetPlan) -> TargetStatus:
         """Raises `Refused`."""
         raise Refused(f"{_ONLY}; {len(self._urls)} servers stay at {plan.baseline.hash}")

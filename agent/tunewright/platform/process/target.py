@@ -145,6 +145,10 @@ class ProcessTarget:
             reasons.extend(self._memory_problems(candidate))
             return reasons
 
+    def notes(self, candidate: Candidate) -> Sequence[str]:  # noqa: ARG002
+        """Nothing: nobody else manages these processes."""
+        return ()
+
     def apply(self, plan: TargetPlan) -> TargetStatus:
         """Take one idempotent step towards `plan`. A new server gets requests only after a real completion; one that
         is to go is drained first. `failure` is set when a server of `candidate` died or could not start."""

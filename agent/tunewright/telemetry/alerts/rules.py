@@ -61,7 +61,7 @@ ALERTS: tuple[Alert, ...] = (
         ),
         (
             "An API server that is slow or refuses: cure that, the process keeps trying.",
-            "Rights: compare the Role with `deploy/base/role.yaml`.",
+            "Rights: compare the Role with `deploy/base/role.yaml`, for all namespaces with `deploy/cluster-wide`.",
         ),
     ),
     Alert(
@@ -242,7 +242,7 @@ ALERTS: tuple[Alert, ...] = (
         "The watch of {{ $labels.resource }} has been silent for more than two minutes.",
         "Changes are still found by looking every half minute, only later. A watch that never answered shows as +Inf.",
         ("The log names the API server's answer; other controllers' logs tell whether it is the server.",),
-        ("Mostly the API server, or the network to it. Rights: `watch` in the Role.",),
+        ("Mostly the API server, or the network to it. Rights: `watch` in the Role, or in the ClusterRole.",),
     ),
     Alert(
         "TunewrightFault",

@@ -20,10 +20,11 @@ Every query of every panel is run in the tests against a real Prometheus that sc
 ## What has to be scraped
 
 1. **Tunewright** itself: `/metrics` of its REST API ([metrics](metrics.md)). With `tunewright tune`, that is the
-   address after `--listen`; it needs no token. Where several namespaces are served, scrape with `honor_labels: true`,
-   so that the label `namespace` stays the tuning's.
-2. **Production's vLLM servers**, as you do already. *Promotion* tells canary and stable servers apart by the label
-   `role` (`canary` or `stable`).
+   address after `--listen`; it needs no token. In a cluster it is the controller's port `metrics`, to be scraped with
+   `honor_labels: true`, so that the label `namespace` stays the tuning's.
+2. **Production's vLLM servers**, as you do already, but **once**: a server that two jobs scrape is taken for two.
+   *Promotion* tells canary and stable servers apart by the label `role` (`canary` or `stable`). In a cluster Tunewright
+   itself finds production's series by the labels `namespace` and `pod`, unless `spec.metrics.selector` says otherwise.
 3. **The spare**, if you want to watch it: with `role: spare`, and **in a job of its own**, or the load tests' traffic
    is taken for production's.
 
@@ -39,8 +40,17 @@ scrape_configs:
     file_sd_configs: [{files: ['STATE/NAME/spare-targets.json']}]
 ```
 
-In a cluster the pods carry the label `tunewright.dev/role` (`canary`, `trial`; production's own have none). In a
-PodMonitor of production's pods:
+In a cluster the canary's pod carries the label `tunewright.dev/role: canary` beside production's own labels (these only
+while it gets requests), a trial's pod `tunewright.dev/role: trial` and none of production's; production's pods have no
+such label. So the scrape sets `role`.
+
+**With the Prometheus operator**, [`deploy/monitoring`](../deploy/monitoring) has a PodMonitor for the controller, with
+the alerts, and [`deploy/monitoring/vllm`](../deploy/monitoring/vllm) has two for vLLM: production with its canary, and
+the spare. Name the label and the port of your pods in it, and apply it only where nothing scrapes them yet; else put
+these relabelings into what does. In the Helm chart it is `monitoring.enabled` and `monitoring.vllm.matchLabels`; with
+`clusterWide` they are for the pods of all namespaces. The operator sets `namespace` and `pod` by itself. It takes up
+only monitors that it is told to (`podMonitorSelector`): kube-prometheus-stack wants the label `release`, which
+`monitoring.labels` adds.
 
 ```yaml
 relabelings:
@@ -48,6 +58,40 @@ relabelings:
   - {targetLabel: role, replacement: stable}
   - {sourceLabels: [__meta_kubernetes_pod_label_tunewright_dev_role], regex: (canary), targetLabel: role}
 ```
+
+**Without it**, in `prometheus.yml`:
+
+```yaml
+scrape_configs:
+  - job_name: tunewright
+    honor_labels: true
+    kubernetes_sd_configs: [{role: pod}]
+    relabel_configs:
+      - {source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_name], regex: tunewright, action: keep}
+      - {source_labels: [__meta_kubernetes_pod_container_port_name], regex: metrics, action: keep}
+      - {source_labels: [__meta_kubernetes_namespace], target_label: namespace}
+      - {source_labels: [__meta_kubernetes_pod_name], target_label: pod}
+  - job_name: vllm
+    kubernetes_sd_configs: [{role: pod}]
+    relabel_configs:
+      - {source_labels: [__meta_kubernetes_pod_label_app], regex: llm, action: keep} # your pods' own label
+      - {source_labels: [__meta_kubernetes_pod_container_port_name], regex: http, action: keep} # and their port
+      - {source_labels: [__meta_kubernetes_pod_label_tunewright_dev_role], regex: trial, action: drop}
+      - {source_labels: [__meta_kubernetes_namespace], target_label: namespace}
+      - {source_labels: [__meta_kubernetes_pod_name], target_label: pod}
+      - {target_label: role, replacement: stable}
+      - {source_labels: [__meta_kubernetes_pod_label_tunewright_dev_role], regex: (canary), target_label: role}
+  - job_name: vllm-spare
+    kubernetes_sd_configs: [{role: pod}]
+    relabel_configs:
+      - {source_labels: [__meta_kubernetes_pod_label_tunewright_dev_role], regex: trial, action: keep}
+      - {source_labels: [__meta_kubernetes_pod_container_port_name], regex: http, action: keep}
+      - {source_labels: [__meta_kubernetes_namespace], target_label: namespace}
+      - {source_labels: [__meta_kubernetes_pod_name], target_label: pod}
+      - {target_label: role, replacement: spare}
+```
+
+A test runs these rules, and those of the monitors, in a real Prometheus.
 
 ## When a panel is empty
 

@@ -65,7 +65,7 @@ PROMOTION_DASHBOARD = Dashboard(
                     Query(f"max(tunewright_tuning_approval_expiry_seconds{{{OURS}}})", "expires after"),
                 ],
                 kind="stat", unit="s", width=5, height=4, no_value="Nobody is waited for",
-                links=(REPORT, ("What there is to decide", "${api}/api/v1alpha1/tunings/${tuning}/promotion")),
+                links=(REPORT, ("What there is to decide", "${api}/${tuning}/promotion")),
             ),
             Panel(
                 "Replicas on the winner",

@@ -28,8 +28,9 @@ MODEL = Variable(
     everything=".+", hint="Served model name.",
 )  # fmt: skip
 API = Variable(
-    "api", "Tunewright's REST API", default="http://127.0.0.1:8765",
-    hint="Where your browser reaches Tunewright's REST API; links to the report and to the decision go there.",
+    "api", "Tunings in the REST API", default="http://127.0.0.1:8765/api/v1alpha1/tunings",
+    hint="Where your browser finds the tunings in Tunewright's REST API, in a cluster those of their namespace: "
+    "…/api/v1alpha1/namespaces/NAMESPACE/tunings. Links to the report and to the decision go there.",
 )  # fmt: skip
 
 PHASE_MARKS = Annotation(

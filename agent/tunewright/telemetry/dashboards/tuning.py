@@ -12,7 +12,7 @@ from tunewright.telemetry.dashboards.shared import (
     TUNING,
 )
 
-REPORT = ("Report of this tuning", "${api}/api/v1alpha1/tunings/${tuning}/report")
+REPORT = ("Report of this tuning", "${api}/${tuning}/report")
 _NOT_YET = "before the baseline has been measured"
 
 _BAD = {Phase.FAILED, Phase.ROLLED_BACK, Phase.ROLLING_BACK, Phase.INFEASIBLE, Phase.REJECTED}

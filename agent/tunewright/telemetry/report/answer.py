@@ -83,6 +83,8 @@ def answer(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     risks = _risks(record, trials)
     if risks:
         parts += [el("h3", "At what risk"), el("ul", join(el("li", risk) for risk in risks))]
+    if record.notes:
+        parts += [el("h3", "What else to know of production"), el("ul", join(el("li", note) for note in record.notes))]
     return join(parts)
 
 
