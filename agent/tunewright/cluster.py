@@ -17,7 +17,7 @@ from tunewright.domain.phases import TERMINAL
 from tunewright.domain.state import TrialRecord, TuningRecord
 from tunewright.domain.tuning import Tuning
 from tunewright.knobs.facts import ModelFacts
-from tunewright.kube.client import Kube
+from tunewright.kube.client import Json, Kube
 from tunewright.kube.lease import LeaderElection, Role
 from tunewright.kube.neighbours import Neighbours, scope_labels
 from tunewright.kube.resources import TUNINGS

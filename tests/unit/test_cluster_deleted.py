@@ -45,7 +45,7 @@ def test_a_process_that_never_looked_at_it_brings_production_back(half_rolled: F
 def test_what_fails_once_is_tried_again(half_rolled: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     again = controller(half_rolled)
     target = DeploymentTarget(half_rolled, OWNER, REF, half_rolled.clock)  # type: ignore[arg-type]
-    again._contexts[OWNER.name] = ("", SimpleNamespace(target=target))  # type: ignore[assignment]
+    again._contexts[NAMESPACE, OWNER.name] = ("", SimpleNamespace(target=target))  # type: ignore[assignment]
     working = DeploymentTarget.release
 
     def fails(_self: DeploymentTarget) -> str | None:

@@ -32,6 +32,10 @@ class OfflineTarget:
         """Always one reason: there is nothing to change."""
         return [_ONLY, *self._command.problems(candidate)]
 
+    def notes(self, candidate: Candidate) -> Sequence[str]:
+        """None."""
+        return ()
+
     def apply(self, plan: TargetPlan) -> TargetStatus:
         """Raises `Refused`."""
         raise Refused(f"{_ONLY}; {plan.candidate.hash} is not rolled out")
