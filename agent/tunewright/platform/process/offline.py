@@ -32,7 +32,7 @@ class OfflineTarget:
         """Always one reason: there is nothing to change."""
         return [_ONLY, *self._command.problems(candidate)]
 
-    def notes(self, candidate: Candidate) -> Sequence[str]:
+    def notes(self, candidate: Candidate) -> Sequence[str]:  # noqa: ARG002
         """None."""
         return ()
 
