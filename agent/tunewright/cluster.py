@@ -122,7 +122,7 @@ class Cluster:
     def _keys(self) -> list[Key]:
         found = self.kube.list(TUNINGS, self.stores.scope).items
         if not self._released:  # when this process begins to lead: what tunings deleted meanwhile left half-way
-            self._release_abandoned(found)
+            self._release_abandoned(self.stores.scope, found)
             self._released = True
         keys = [(str(each["metadata"]["namespace"]), str(each["metadata"]["name"])) for each in found]
         self.stores.keep(keys)
@@ -165,9 +165,10 @@ class Cluster:
 
     def _let_go(self, key: Key) -> None:
         """The tuning was deleted: what it owned goes by its owner references; production is left able to roll."""
+        namespace = key[0]
         known = self._contexts.get(key)
         if known is None:  # never looked at by this process: the one before may have left its rollout half-way
-            self._release_abandoned(self.kube.list(TUNINGS, self.stores.scope).items)
+            self._release_abandoned(namespace, self.kube.list(TUNINGS, namespace).items)
         elif isinstance(known[1].target, DeploymentTarget):
             try:
                 left = known[1].target.release()
@@ -177,9 +178,9 @@ class Cluster:
                 _log.warning("%s/%s was deleted: %s", *key, left)
         self._contexts.pop(key, None)
 
-    def _release_abandoned(self, tunings: Sequence[Json]) -> None:
+    def _release_abandoned(self, namespace: str | None, tunings: Sequence[Json]) -> None:
         live = {str(each["metadata"]["uid"]) for each in tunings}
-        for told in release_abandoned(self.kube, self.stores.scope, live, self.clock):
+        for told in release_abandoned(self.kube, namespace, live, self.clock):
             _log.warning(told)
 
     def _cannot_be_run(self, record: TuningRecord, store: KubernetesStore, refusal: Refused) -> float | None:

@@ -200,6 +200,24 @@ def test_production_of_a_deleted_tuning_is_brought_back_even_if_that_fails_at_fi
     assert "team-a/chat was deleted: Deployment llm goes back" in caplog.text
 
 
+def test_what_a_deleted_tuning_may_have_left_is_looked_for_in_its_own_namespace_alone(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in all of a cluster's Deployments, each time that a Tuning of anybody's is deleted."""
+    cluster, asked, real = controller(fake), list[str | None](), fake.list
+
+    def listed(resource: Resource, namespace: str | None = None, **more: Any) -> Any:
+        asked.extend([namespace] if resource is DEPLOYMENTS else [])
+        return real(resource, namespace, **more)
+
+    monkeypatch.setattr(fake, "list", listed)
+    drive(fake, cluster, lambda: True)
+    assert asked == [None], "once, when it begins to lead"
+    cluster.manager.queue.add(B)
+    drive(fake, cluster, lambda: True)
+    assert asked == [None, B[0]]
+
+
 def test_a_namespace_that_goes_with_its_deployment_is_no_fault(
     fake: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -155,6 +155,7 @@ def test_its_target_is_nothing_and_its_baseline_the_command() -> None:
     assert list(target.observe().replicas) == []
     assert "max_num_seqs: 4 → 64" in target.recommend(BEST)
     assert "only be recommended" in target.preflight(BEST)[0]
+    assert list(target.notes(BEST)) == []
     with pytest.raises(Refused, match="no production"):
         target.apply(TargetPlan(BASELINE, BEST, 1))
 

@@ -33,7 +33,7 @@ class OfflineTarget:
         return [_ONLY, *self._command.problems(candidate)]
 
     def notes(self, candidate: Candidate) -> Sequence[str]:  # noqa: ARG002
-        """None."""
+        """Nothing: there is no production."""
         return ()
 
     def apply(self, plan: TargetPlan) -> TargetStatus:
