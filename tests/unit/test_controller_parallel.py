@@ -129,9 +129,10 @@ def test_budgets_hold_with_what_runs_counted(budget: dict[str, object], trials: 
     assert max(t.finished_at or 0.0 for t in searched) - (world.record().search_since or 0.0) <= 40
 
 
+@pytest.mark.parametrize("outages", [0, 2])
 @pytest.mark.parametrize("how", ["abort", "suspend", "spec", "deadline"])
 @pytest.mark.parametrize("phase", [Phase.SEARCHING, Phase.CONFIRMING])
-def test_whatever_ends_a_search_ends_every_trial(how: str, phase: Phase) -> None:
+def test_whatever_ends_a_search_ends_every_trial(how: str, phase: Phase, outages: int) -> None:
     world = world_with(3)
     world.run(until=lambda r: r.phase is phase and measuring(world) == 3)
     attempts = {t.id for t in world.store.trials("demo") if t.phase is TrialPhase.MEASURING}
@@ -141,10 +142,12 @@ def test_whatever_ends_a_search_ends_every_trial(how: str, phase: Phase) -> None
         world.clock.advance(1e6)
     else:
         decide(world, how)
+    world.outages = {"spare.cancel": outages}
     context = world.context()
+    for number in range(outages):
+        assert (reconcile("demo", context), world.record().errors) == (0.5 * 2**number, number + 1)
+        assert "spare.cancel does not answer" in world.record().sentence
     reconcile("demo", context)
-    if how == "suspend":
-        reconcile("demo", context)
     put_back = [t for t in world.store.trials("demo") if t.id in attempts]
     assert {(t.phase, t.attempt) for t in put_back} == {(TrialPhase.PENDING, 2)}
     assert not [name for name, held in world.servers.items() if not held[2]], "none may go on"
