@@ -52,6 +52,8 @@ def test_three_spares_find_the_same_winner_in_less_time_and_leave_nothing() -> N
     took, winners = {}, {}
     for count in (1, 3):
         world = world_with(count)
+        for number, candidate in enumerate(MANY):  # so that one is launched while another is measured
+            world.behaviours[candidate.hash] = replace(world.behaviour(candidate), start=2.0 + number % 4)
         world.run(until=waits)
         searched = [t for t in world.store.trials("demo") if t.purpose == "search"]
         took[count] = max(t.finished_at or 0.0 for t in searched) - min(t.created_at for t in searched)
