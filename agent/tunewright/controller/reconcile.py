@@ -28,7 +28,15 @@ def reconcile(name: str, context: Context) -> float | None:
 
 
 def decide(record: TuningRecord, context: Context) -> Step:
-    """What to do next, and why. Reads from top to bottom: people, the spec, suspension, deadlines, the phase."""
+    """What to do next, and why."""
+    try:
+        return _decide(record, context)
+    except PortError as error:  # nothing was decided, as a trial could not be ended
+        return _try_again(record, error)
+
+
+def _decide(record: TuningRecord, context: Context) -> Step:
+    """Reads from top to bottom: people, the spec, suspension, deadlines, the phase."""
     now = context.clock.now()
 
     taken = decisions.take_up(record, context)
@@ -51,12 +59,16 @@ def decide(record: TuningRecord, context: Context) -> Step:
     try:
         return _work(record, context)
     except PortError as error:
-        again = min(MAX_BACKOFF, 0.5 * 2 ** min(record.errors, 10))
-        return Step(update(record, errors=record.errors + 1, sentence=f"Trying again in {again:g}s: {error}"), again)
+        return _try_again(record, error)
     except Refused as refusal:
         ended = decisions.go_back(record, str(refusal).rstrip("."), now)
         _release_spare(ended, context)
         return Step(ended, 0.0)
+
+
+def _try_again(record: TuningRecord, error: PortError) -> Step:
+    again = min(MAX_BACKOFF, 0.5 * 2 ** min(record.errors, 10))
+    return Step(update(record, errors=record.errors + 1, sentence=f"Trying again in {again:g}s: {error}"), again)
 
 
 def _work(record: TuningRecord, context: Context) -> Step:
@@ -114,7 +126,7 @@ def _hold(record: TuningRecord, context: Context) -> Step:
         free = trial.spare_is_free(context.store.trials(record.name), context)
     except PortError as error:
         return Step(say(record, f"Suspended, and the spare could not be looked at: {error}"), 5.0)
-    return Step(record, 2.0 if free else 1.0)
+    return Step(update(record, errors=0), 2.0 if free else 1.0)
 
 
 def _too_late(record: TuningRecord, limit: float, context: Context) -> Step:
