@@ -4,7 +4,6 @@ import heapq
 import logging
 import random
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from tunewright.ports import Clock, Conflict, Key, PortError, Refused, Stop
@@ -37,7 +36,7 @@ class WorkQueue:
         self._clock = clock
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, Key]] = []
-        self._woken: deque[Key] = deque()
+        self._woken: dict[Key, None] = {}  # in the order in which they were
         self._woken_last = False
         self._working: set[Key] = set()
         self._changed = threading.Condition()
@@ -62,7 +61,7 @@ class WorkQueue:
         """Something happened to `key`: it is due now."""
         with self._changed:
             if key not in self._woken:
-                self._woken.append(key)
+                self._woken[key] = None
                 self._changed.notify()
 
     def take(self, timeout: float) -> Key | None:
@@ -89,13 +88,13 @@ class WorkQueue:
             self._changed.notify()
 
     def __len__(self) -> int:
-        return len(self._due.keys() | set(self._woken))
+        return len(self._due.keys() | self._woken.keys())
 
     def _next(self, now: float) -> tuple[Key | None, float]:
         key, at = self._next_in_time(now)
         woken = next((each for each in self._woken if each not in self._working), None)
         if woken is not None and (key is None or not self._woken_last):
-            self._woken.remove(woken)
+            del self._woken[woken]
             self._woken_last = True
             if key is not None and key != woken:  # not yet: it is given to the next that asks
                 self._due[key] = at
@@ -104,8 +103,7 @@ class WorkQueue:
             return woken, now
         if key is not None:
             self._woken_last = False
-            if key in self._woken:
-                self._woken.remove(key)
+            self._woken.pop(key, None)
         return key, at
 
     def _next_in_time(self, now: float) -> tuple[Key | None, float]:
