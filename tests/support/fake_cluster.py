@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fake_apply import server_side_apply
 
 from tunewright.kube.client import Json, ObjectList, PatchType
-from tunewright.kube.errors import AlreadyExists, Forbidden, Invalid, KubeConflict, NotFound
+from tunewright.kube.errors import AlreadyExists, Forbidden, Gone, Invalid, KubeConflict, NotFound
 from tunewright.kube.resources import PODS, REPLICA_SETS, Resource
 from tunewright.kube.times import format_time
+from tunewright.kube.watch import Watcher
 
 NAMESPACE = "prod"
 
@@ -65,6 +67,13 @@ class FakeCluster:
             if plural == resource.plural and namespace in (None, where) and _selected(each, labels)
         ]
         return ObjectList(found, str(self._version))
+
+    def pages(self, resource: Resource, namespace: str | None = None, **more: Any) -> Iterator[ObjectList]:
+        yield self.list(resource, namespace, **more)
+
+    def watch(self, resource: Resource, namespace: str | None = None, **_: Any) -> Iterator[Any]:
+        """Not to be watched: whoever wants to is told to list again."""
+        raise Gone("WATCH", resource.plural, "list again", status=410)
 
     def logs(self, pod: str, namespace: str, *, previous: bool = False, tail_lines: int = 200, **_: Any) -> str:
         self._called("logs", PODS, pod)
@@ -352,6 +361,12 @@ class FakeCluster:
                     self._end(found)
                 else:
                     self._remove(*key)
+
+
+def hear(watchers: Iterable[Watcher]) -> None:
+    """Let watches tell of all that is there, and of what is gone."""
+    for watcher in watchers:
+        watcher.once(threading.Event())
 
 
 def _merge(old: Any, patch: Any) -> Any:

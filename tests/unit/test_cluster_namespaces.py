@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
-from fake_cluster import Clock, FakeCluster
+from fake_cluster import Clock, FakeCluster, hear
 from fake_production import Servers, deployment, node
 from kubernetes_store_cases import manifest
 from world import FakeMetrics, World
@@ -74,6 +74,7 @@ def drive(fake: FakeCluster, cluster: Cluster, until: Callable[[], object], seco
     """Time passes until it is so."""
     for _ in range(seconds):
         cluster.election.step()
+        hear(cluster.wakes.watchers.values())
         cluster.manager.resync()
         while cluster.manager.once(0.0):
             pass
@@ -139,6 +140,7 @@ def test_series_are_those_of_the_tunings_that_are_there(fake: FakeCluster) -> No
     tuned(fake, B[0])
     cluster = controller(fake)
     drive(fake, cluster, lambda: status(fake, A[0]).get("phase") == status(fake, B[0]).get("phase") == "Baselining")
+    hear(cluster.wakes.watchers.values())
     for namespace in (A[0], B[0]):
         told = cluster.metrics.exposition().decode()
         labels = f'namespace="{namespace}",phase="Baselining",tuning="chat"'
@@ -146,6 +148,7 @@ def test_series_are_those_of_the_tunings_that_are_there(fake: FakeCluster) -> No
         assert f'tunewright_store_readable{{namespace="{namespace}"}} 1.0' in told
     assert f'tunewright_store_readable{{namespace="{OWN}"}} 1.0' in told
     fake.delete(TUNINGS, "chat", B[0])
+    hear(cluster.wakes.watchers.values())
     told = cluster.metrics.exposition().decode()
     assert B[0] not in told
     assert f'namespace="{A[0]}"' in told
@@ -252,9 +255,12 @@ def test_a_namespace_with_a_controller_of_its_own_is_left_to_it_until_that_is_go
         lease(fake, B[0], "theirs", "namespace")
         return load_runs(fake, A[0])
 
+    renewed()
     drive(fake, cluster, renewed)
     assert status(fake, B[0]) == {}
     assert caplog.text.count("namespace team-b: its tunings are left to theirs") == 1
+    assert cluster.trials.knows(A)
+    assert not cluster.trials.knows(B), "the other one writes its trials: they are read again"
     drive(fake, cluster, lambda: load_runs(fake, B[0]))
     assert "namespace team-b: its tunings are served from here now" in caplog.text
 
@@ -268,6 +274,7 @@ def test_a_tuning_that_is_deleted_while_another_drives_it_is_not_asked_for_any_m
     assert status(fake, B[0]) == {}
     assert len(cluster.manager.queue) == 1
     fake.delete(TUNINGS, "chat", B[0])
+    hear(cluster.wakes.watchers.values())
     fake.clock.time += NEIGHBOUR
     cluster.election.step()
     assert cluster.manager.once(0.0)

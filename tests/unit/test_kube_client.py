@@ -11,6 +11,7 @@ from fake_kube import Answer, Drop, FakeKube, Request, client_of, fake_kube, ref
 
 from tunewright.kube.client import FIELD_MANAGER, WATCH_SECONDS, WATCH_SILENCE, Kube, PatchType
 from tunewright.kube.configuration import load_configuration
+from tunewright.kube.counting import asked
 from tunewright.kube.errors import (
     AlreadyExists,
     Fenced,
@@ -360,6 +361,155 @@ def test_an_error_event_is_raised_as_what_it_is(fake: FakeKube, kube: Kube) -> N
 
 
 # --- paths, discovery, configuration ---
+
+
+def test_every_request_is_counted_in_the_words_of_rbac(fake: FakeKube) -> None:
+    sent: list[tuple[str, str, int | None]] = []
+    with client_of(fake.url, observe=lambda *request: sent.append(request)) as kube:
+        kube.create(CONFIG_MAPS, {"metadata": {"name": "a"}}, NS)
+        kube.get(CONFIG_MAPS, "a", NS)
+        kube.list(CONFIG_MAPS, NS)
+        kube.patch(CONFIG_MAPS, "a", {"status": {"x": 1}}, NS, subresource="status")
+        kube.replace(CONFIG_MAPS, kube.get(CONFIG_MAPS, "a", NS), NS)
+        list(kube.watch(CONFIG_MAPS, NS, resource_version="1000", seconds=0))
+        kube.delete(CONFIG_MAPS, "a", NS)
+        kube.delete_all(CONFIG_MAPS, NS, labels="a=b")
+        with pytest.raises(NotFound):
+            kube.get(CONFIG_MAPS, "a", NS)
+    assert sent == [
+        ("create", "configmaps", 200),
+        ("get", "configmaps", 200),
+        ("list", "configmaps", 200),
+        ("patch", "configmaps/status", 200),
+        ("get", "configmaps", 200),
+        ("update", "configmaps", 200),
+        ("watch", "configmaps", 200),
+        ("delete", "configmaps", 200),
+        ("deletecollection", "configmaps", 200),
+        ("get", "configmaps", 404),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/version", ("get", "other")),
+        ("/apis/apps/v1", ("get", "other")),
+        ("/api/v1/namespaces", ("list", "namespaces")),
+        ("/api/v1/namespaces/team", ("get", "namespaces")),
+        ("/api/v1/namespaces/team/pods/a/log", ("get", "pods/log")),
+        ("/apis/tunewright.dev/v1alpha1/tunings", ("list", "tunings")),
+    ],
+)
+def test_what_is_asked_is_told_by_its_path(path: str, told: tuple[str, str]) -> None:
+    assert asked("GET", path, {}) == told
+
+
+def test_a_request_without_an_answer_is_counted_for_each_try(fake: FakeKube) -> None:
+    sent: list[tuple[str, str, int | None]] = []
+    fake.before = lambda request: (_ for _ in ()).throw(Drop())
+    with client_of(fake.url, observe=lambda *request: sent.append(request)) as kube, pytest.raises(Unavailable):
+        kube.get(CONFIG_MAPS, "a", NS)
+    assert sent == [("get", "configmaps", None)] * TimeOuts().tries
+
+
+def test_metadata_alone_can_be_asked_for(fake: FakeKube, kube: Kube) -> None:
+    kube.list(CONFIG_MAPS, NS, metadata_only=True)
+    assert "as=PartialObjectMetadataList" in fake.requests[-1].headers["Accept"]
+    kube.list(CONFIG_MAPS, NS)
+    assert fake.requests[-1].headers["Accept"] == "application/json"
+
+
+def test_pages_come_one_by_one(fake: FakeKube, kube: Kube) -> None:
+    for name in "abc":
+        kube.create(CONFIG_MAPS, config_map(name), NS)
+    fake.requests.clear()
+    pages = kube.pages(CONFIG_MAPS, NS, page=2)
+    first = next(pages)
+    assert (len(first.items), len(fake.requests)) == (2, 1), "the next is asked for when it is wanted"
+    second = next(pages)
+    assert [each["metadata"]["name"] for each in second.items] == ["c"]
+    assert list(pages) == []
+
+
+def test_calls_beyond_the_limit_wait_for_their_turn(fake: FakeKube) -> None:
+    at_once, most, held = [0], [0], threading.Event()
+    lock = threading.Lock()
+
+    def before(_request: Request) -> None:
+        fake.changed.release()  # so that the fake itself lets in several
+        try:
+            with lock:
+                at_once[0] += 1
+                most[0] = max(most[0], at_once[0])
+                if at_once[0] == 2:
+                    held.set()
+            held.wait(10.0)
+            with lock:
+                at_once[0] -= 1
+        finally:
+            fake.changed.acquire()
+
+    fake.before = before
+    with client_of(fake.url, at_once=2) as kube:
+        threads = [threading.Thread(target=kube.list, args=(CONFIG_MAPS, NS)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30.0)
+    assert most[0] == 2
+    assert fake.count("GET") == 8
+
+
+def test_a_turn_that_does_not_come_in_time_is_an_error(fake: FakeKube) -> None:
+    with client_of(fake.url, at_once=1) as kube:
+        inside = threading.Event()
+        over = threading.Event()
+
+        def before(_request: Request) -> None:
+            inside.set()
+            over.wait(10.0)
+
+        fake.before = before
+        slow = threading.Thread(target=kube.list, args=(CONFIG_MAPS, NS))
+        slow.start()
+        assert inside.wait(10.0)
+        with pytest.raises(Unavailable, match="too many other calls"):
+            kube.get(CONFIG_MAPS, "a", NS, total=0.1)
+        over.set()
+        slow.join(30.0)
+
+
+def test_a_fence_is_asked_after_the_turn_was_waited_for(fake: FakeKube) -> None:
+    """The Lease may have been lost meanwhile."""
+    acting, inside, over = [True], threading.Event(), threading.Event()
+
+    def before(request: Request) -> None:
+        if request.method == "GET":
+            inside.set()
+            over.wait(10.0)
+
+    fake.before = before
+    with client_of(fake.url, at_once=1, may_write=lambda: acting[0]) as kube:
+        slow = threading.Thread(target=kube.list, args=(CONFIG_MAPS, NS))
+        slow.start()
+        assert inside.wait(10.0)
+        errors: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                kube.create(CONFIG_MAPS, config_map("a"), NS)
+            except Fenced as error:
+                errors.append(error)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        acting[0] = False
+        over.set()
+        for thread in (slow, writer):
+            thread.join(30.0)
+    assert len(errors) == 1
+    assert fake.count("POST") == 0
 
 
 def test_paths() -> None:

@@ -1,5 +1,6 @@
 """The store on custom resources, against a fake API server: its own cases, faults, and the size of status."""
 
+import copy
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -27,13 +28,16 @@ from tunewright.domain.state import (
     TuningRecord,
 )
 from tunewright.domain.step import update
+from tunewright.domain.tuning import Tuning
 from tunewright.domain.verdict import Outcome, Reading, Verdict
 from tunewright.kube.client import Kube
 from tunewright.kube.errors import NotFound
 from tunewright.kube.resources import EVENTS, TRIALS, TUNINGS
 from tunewright.ports import Conflict, PortError, Refused
 from tunewright.store.kubernetes import KubernetesStore
+from tunewright.store.kubernetes_pass import Pass
 from tunewright.store.kubernetes_status import conditions, pack, trial_status, tuning_status, unpack
+from tunewright.store.kubernetes_trials import TrialMemory
 
 NS = "team"
 PATH = TUNINGS.path(NS, NAME)
@@ -196,31 +200,60 @@ def test_what_is_too_large_for_the_api_server_says_what_to_lower(
     store.save_trial(NAME, trials()[0])
 
 
-def test_a_trial_is_parsed_again_only_when_it_changed(store: KubernetesStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def memory() -> TrialMemory:
+    return TrialMemory()
+
+
+@pytest.fixture
+def remembering(kube: Kube, memory: TrialMemory) -> KubernetesStore:
+    """The loop's store."""
+    return KubernetesStore(kube, NS, FakeClock(), trials=memory)
+
+
+def lists(fake: FakeKube) -> int:
+    return sum(request.method == "GET" and request.path.endswith("/trials") for request in fake.requests)
+
+
+def test_without_a_memory_trials_are_listed_whenever_they_are_asked_for(kube: Kube, store: KubernetesStore) -> None:
     store.save(waiting())
     for trial in trials():
         store.save_trial(NAME, trial)
-    parsed: list[str] = []
-    real = TrialRecord.model_validate_json
-    monkeypatch.setattr(TrialRecord, "model_validate_json", lambda text: parsed.append(text) or real(text))
     assert store.trials(NAME) == trials()
-    assert parsed == []
-
-
-def test_the_loop_reads_trials_again_only_after_a_while(fake: FakeKube, kube: Kube) -> None:
-    clock = FakeClock()
-    store = KubernetesStore(kube, NS, clock, trials_last=30.0)
-    store.save(waiting())
-    for trial in trials():
-        store.save_trial(NAME, trial)
-    fake.requests.clear()
-    assert store.trials(NAME) == trials(), "what it wrote itself it knows"
-    assert fake.requests == []
     kube.delete(TRIALS, f"{NAME}-{trials()[0].id}", NS)
-    clock.advance(29.0)
-    assert store.trials(NAME) == trials()
-    clock.advance(1.0)
     assert store.trials(NAME) == trials()[1:]
+
+
+def test_with_a_memory_they_are_listed_once(fake: FakeKube, remembering: KubernetesStore) -> None:
+    remembering.save(waiting())
+    for trial in trials():
+        remembering.save_trial(NAME, trial)
+    assert remembering.trials(NAME) == trials()
+    listed = lists(fake)
+    changed = update(trials()[0], reason="another")
+    remembering.save_trial(NAME, changed)
+    assert remembering.trials(NAME) == [changed, *trials()[1:]], "what it wrote itself it knows"
+    remembering.save(update(fresh(remembering), sentence="more"))
+    assert lists(fake) == listed
+
+
+def test_one_list_of_the_namespace_is_enough_for_all_tunings(fake: FakeKube, kube: Kube, memory: TrialMemory) -> None:
+    writer = KubernetesStore(kube, NS, FakeClock())
+    writer.save(waiting())
+    other = update(waiting(), tuning=named("other"))
+    writer.save(other)
+    for trial in trials():
+        writer.save_trial(NAME, trial)
+    writer.save_trial("other", trials()[0])
+    reader = KubernetesStore(kube, NS, FakeClock(), trials=memory)
+    memory.read_all(kube.pages(TRIALS, NS))
+    listed = lists(fake)
+    assert reader.trials(NAME) == trials()
+    assert reader.trials("other") == trials()[:1]
+    assert lists(fake) == listed
+    kube.delete(TRIALS, f"{NAME}-{trials()[0].id}", NS)
+    memory.read_all(kube.pages(TRIALS, NS))
+    assert reader.trials(NAME) == trials()[1:], "what was remembered before is forgotten"
 
 
 def test_what_is_remembered_is_all_or_nothing(fake: FakeKube, kube: Kube, store: KubernetesStore) -> None:
@@ -228,19 +261,173 @@ def test_what_is_remembered_is_all_or_nothing(fake: FakeKube, kube: Kube, store:
     store.save(waiting())
     for trial in trials():
         store.save_trial(NAME, trial)
-    another = KubernetesStore(kube, NS, FakeClock(), trials_last=30.0)
+    another = KubernetesStore(kube, NS, FakeClock(), trials=TrialMemory())
     another.save_trial(NAME, trials()[-1])
     assert another.trials(NAME) == trials()
 
 
-def test_trials_are_forgotten_with_the_tuning_they_are_of(kube: Kube) -> None:
-    store = KubernetesStore(kube, NS, FakeClock(), trials_last=30.0)
-    store.save(waiting())
-    store.save_trial(NAME, trials()[0])
+def test_trials_are_forgotten_with_the_tuning_they_are_of(kube: Kube, remembering: KubernetesStore) -> None:
+    remembering.save(waiting())
+    remembering.save_trial(NAME, trials()[0])
     kube.delete(TUNINGS, NAME, NS)
     kube.create(TUNINGS, manifest(), NS)
-    fresh(store)
-    assert store.trials(NAME) == []
+    fresh(remembering)
+    assert remembering.trials(NAME) == []
+
+
+def test_trials_that_were_cleared_are_gone_from_the_memory(
+    fake: FakeKube, remembering: KubernetesStore, kube: Kube, memory: TrialMemory
+) -> None:
+    remembering.save(waiting())
+    memory.read_all(kube.pages(TRIALS, NS))
+    remembering.save_trial(NAME, trials()[0])
+    remembering.clear_trials(NAME)
+    assert remembering.trials(NAME) == []
+
+
+def test_an_event_that_is_older_than_our_own_write_changes_nothing(
+    fake: FakeKube, kube: Kube, remembering: KubernetesStore, memory: TrialMemory
+) -> None:
+    remembering.save(waiting())
+    memory.read_all(kube.pages(TRIALS, NS))
+    remembering.save_trial(NAME, trials()[0])
+    key = f"{NAME}-{trials()[0].id}"
+    old = copy.deepcopy(kube.get(TRIALS, key, NS))
+    changed = update(trials()[0], reason="another")
+    remembering.save_trial(NAME, changed)
+    memory.heard((NS, key), old)
+    assert remembering.trials(NAME) == [changed]
+
+
+def test_what_others_wrote_is_heard(kube: Kube, store: KubernetesStore, memory: TrialMemory) -> None:
+    """The API beside a loop of another process."""
+    store.save(waiting())
+    reader = KubernetesStore(kube, NS, FakeClock(), trials=memory)
+    memory.listed()
+    assert reader.trials(NAME) == []
+    store.save_trial(NAME, trials()[0])
+    (found,) = kube.list(TRIALS, NS).items
+    memory.heard((NS, found["metadata"]["name"]), found)
+    assert reader.trials(NAME) == trials()[:1]
+
+
+def test_after_a_trial_was_seen_to_go_a_list_tells_what_is_there(
+    fake: FakeKube, kube: Kube, remembering: KubernetesStore, memory: TrialMemory
+) -> None:
+    """The event may be of one that we have made again since."""
+    remembering.save(waiting())
+    memory.read_all(kube.pages(TRIALS, NS))
+    remembering.save_trial(NAME, trials()[0])
+    memory.heard((NS, f"{NAME}-{trials()[0].id}"), None)
+    assert remembering.trials(NAME) == trials()[:1]
+    listed = lists(fake)
+    assert remembering.trials(NAME) == trials()[:1]
+    assert lists(fake) == listed
+
+
+def test_what_is_heard_while_a_list_is_read_counts_where_it_is_newer(
+    fake: FakeKube, kube: Kube, store: KubernetesStore, memory: TrialMemory
+) -> None:
+    store.save(waiting())
+    store.save_trial(NAME, trials()[0])
+    changed = update(trials()[0], reason="another")
+    pages = list(kube.pages(TRIALS, NS))
+    store.save_trial(NAME, changed)
+    store.save_trial(NAME, trials()[1])
+    for found in kube.list(TRIALS, NS).items:
+        memory.heard((NS, found["metadata"]["name"]), found)
+    memory.read_all(iter(pages))
+    assert KubernetesStore(kube, NS, FakeClock(), trials=memory).trials(NAME) == [changed, trials()[1]]
+
+
+def named(name: str) -> Tuning:
+    return Tuning.model_validate(tuning().model_dump(mode="json") | {"metadata": {"name": name}})
+
+
+# --- one pass ---
+
+
+def test_a_pass_reads_the_tuning_once(
+    fake: FakeKube, store: KubernetesStore, remembering: KubernetesStore, kube: Kube, memory: TrialMemory
+) -> None:
+    store.save(waiting(history=()))
+    store.decide(NAME, decision("ana"))
+    memory.read_all(kube.pages(TRIALS, NS))
+    expected = store.load(NAME)
+    fake.requests.clear()
+    view = Pass(remembering, NAME)
+    assert view.load(NAME) == expected
+    assert view.decisions(NAME) == [decision("ana")]
+    view.trials(NAME)
+    record = view.load(NAME)
+    assert record is not None
+    saved = view.save(update(record, sentence="more"))
+    assert view.load(NAME) == saved
+    assert [request.method for request in fake.requests] == ["GET", "PUT"]
+
+
+def test_a_decision_or_an_edit_during_a_pass_is_kept(
+    fake: FakeKube, store: KubernetesStore, remembering: KubernetesStore
+) -> None:
+    store.save(waiting())
+    view = Pass(remembering, NAME)
+    store.decide(NAME, decision("ana"))
+    fake.edit(PATH, budget={"trials": 9})
+    record = view.load(NAME)
+    assert record is not None
+    assert view.decisions(NAME) == [], "it decides on one sight"
+    view.save(update(record, sentence="went on"))
+    after = Pass(remembering, NAME)
+    assert after.decisions(NAME) == [decision("ana")]
+    found = after.load(NAME)
+    assert found is not None
+    assert (found.sentence, found.tuning.spec.budget.trials) == ("went on", 9)
+
+
+def test_what_another_loop_wrote_during_a_pass_is_a_conflict(
+    store: KubernetesStore, remembering: KubernetesStore
+) -> None:
+    store.save(waiting())
+    view = Pass(remembering, NAME)
+    store.save(update(fresh(store), sentence="theirs"))
+    record = view.load(NAME)
+    assert record is not None
+    with pytest.raises(Conflict):
+        view.save(update(record, sentence="mine"))
+    assert fresh(store).sentence == "theirs"
+
+
+def test_a_pass_over_a_tuning_that_goes_meanwhile_does_not_bring_it_back(
+    kube: Kube, store: KubernetesStore, remembering: KubernetesStore
+) -> None:
+    store.save(waiting())
+    view = Pass(remembering, NAME)
+    record = view.load(NAME)
+    assert record is not None
+    kube.delete(TUNINGS, NAME, NS)
+    with pytest.raises(Conflict):
+        view.save(update(record, sentence="mine"))
+    gone = Pass(remembering, NAME)
+    assert (gone.load(NAME), gone.uid, gone.decisions(NAME)) == (None, "", [])
+
+
+def test_a_pass_acknowledges_the_spec(fake: FakeKube, kube: Kube, store: KubernetesStore) -> None:
+    kube.create(TUNINGS, manifest(), NS)
+    store.save(fresh(store))
+    fake.edit(PATH, budget={"trials": 9})
+    view = Pass(store, NAME)
+    assert kube.get(TUNINGS, NAME, NS)["status"]["observedGeneration"] == 2
+    record = view.load(NAME)
+    assert record is not None
+    fake.requests.clear()
+    view.save(update(record, sentence="more"))
+    assert [request.method for request in fake.requests] == ["PUT"], "it writes over what it wrote itself"
+
+
+def test_a_pass_is_over_one_tuning(store: KubernetesStore) -> None:
+    store.save(waiting())
+    with pytest.raises(ValueError, match="other"):
+        Pass(store, NAME).load("other")
 
 
 def test_a_step_costs_few_requests(fake: FakeKube, store: KubernetesStore) -> None:

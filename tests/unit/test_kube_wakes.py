@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from fake_kube import FakeKube, Request, client_of, fake_kube, refuse
@@ -9,7 +10,7 @@ from kubernetes_store_cases import manifest
 from world import FakeClock
 
 from tunewright.kube.client import Json, Kube
-from tunewright.kube.resources import DEPLOYMENTS, PODS, TUNING_LABEL, TUNINGS
+from tunewright.kube.resources import DEPLOYMENTS, PODS, TRIALS, TUNING_LABEL, TUNINGS
 from tunewright.kube.wakes import SILENT, Wakes
 from tunewright.ports import Key
 
@@ -32,10 +33,10 @@ def kube(fake: FakeKube) -> Iterator[Kube]:
 class Woken:
     """The watches, and who was woken since they were asked last."""
 
-    def __init__(self, kube: Kube, namespace: str | None = None) -> None:
+    def __init__(self, kube: Kube, namespace: str | None = None, **more: Any) -> None:
         self.keys: list[Key] = []
         self.clock = FakeClock()
-        self.wakes = Wakes(kube, self.keys.append, self.clock, namespace=namespace)
+        self.wakes = Wakes(kube, self.keys.append, self.clock, namespace=namespace, **more)
 
     def by(self, resource: str) -> list[Key]:
         self.keys.clear()
@@ -106,6 +107,45 @@ def test_a_pod_wakes_the_tuning_that_its_label_names(kube: Kube) -> None:
     assert Woken(kube).by("pods") == [A]
 
 
+def test_a_pod_of_no_tuning_that_is_there_wakes_nobody(kube: Kube) -> None:
+    """Pods end one after the other with their Tuning."""
+    kube.create(PODS, {"metadata": {"name": "pod", "labels": {TUNING_LABEL: "chat"}}}, "team-a")
+    woken = Woken(kube, knows=lambda key: key != A)
+    assert woken.by("pods") == []
+
+
+def test_whoever_is_told_of_a_change_says_whether_it_wakes(kube: Kube) -> None:
+    told: list[tuple[Key, bool]] = []
+
+    def on_tuning(key: Key, found: Json | None) -> bool:
+        told.append((key, found is not None))
+        return key != A
+
+    tuning(kube, A)
+    tuning(kube, B)
+    woken = Woken(kube, on_tuning=on_tuning)
+    assert woken.by("tunings") == [B]
+    kube.delete(TUNINGS, "chat", "team-a")
+    assert woken.by("tunings") == []
+    assert sorted(told) == [(A, False), (A, True), (B, True)]
+    produce(kube, "team-b")
+    assert woken.by("deployments") == [B], "its target is known even so"
+
+
+def test_trials_are_told_of_and_wake_nobody(kube: Kube) -> None:
+    told: list[str] = []
+    woken = Woken(
+        kube,
+        on_trial=lambda key, found: told.append(f"{key[1]} {'there' if found else 'gone'}"),
+        on_trials_listed=lambda: told.append("listed"),
+    )
+    kube.create(TRIALS, {"metadata": {"name": "a", "labels": {TUNING_LABEL: "chat"}}}, "team-a")
+    assert woken.by("trials") == []
+    kube.delete(TRIALS, "a", "team-a")
+    assert woken.by("trials") == []
+    assert told == ["a there", "listed", "a gone"]
+
+
 def failing(part: str) -> Callable[[Request], None]:
     def before(request: Request) -> None:
         if part in request.path:
@@ -118,7 +158,7 @@ def test_a_watch_that_may_not_list_is_told_of(fake: FakeKube, kube: Kube) -> Non
     """As with the rights of one namespace where all are to be served: it must not look well."""
     woken = Woken(kube)
     fake.before = failing("deployments")
-    for resource in ("tunings", "pods"):
+    for resource in ("tunings", "trials", "pods"):
         woken.by(resource)
     stop = threading.Event()
     timer = threading.Timer(0.1, stop.set)
@@ -143,5 +183,5 @@ def test_started_each_watch_runs_until_it_is_stopped(kube: Kube) -> None:
     for thread in threading.enumerate():
         if thread.name.startswith("watch-"):
             thread.join(10)
-    assert threading.active_count() <= before + 3, "only the fake's own threads may be left"
+    assert threading.active_count() <= before + 4, "only the fake's own threads may be left"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("watch-")]

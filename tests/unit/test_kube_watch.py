@@ -91,7 +91,7 @@ def test_too_old_a_version_lists_again_and_finds_what_went_meanwhile(fake: FakeK
     make(kube, "c")
     fake.forget_events()
     assert seen.once() == []
-    assert seen.once() == [("a", False), ("c", True)]
+    assert seen.once() == [("c", True), ("a", False)]
 
 
 def test_an_object_that_did_not_change_is_not_told_again(fake: FakeKube, kube: Kube) -> None:
@@ -169,3 +169,23 @@ def test_it_stops_with_the_next_event(fake: FakeKube, kube: Kube) -> None:
     make(kube, "a", "b")
     seen.watcher.once(Turns(0))
     assert seen.told == [("a", True)]
+
+
+def test_all_that_is_there_is_told_page_by_page_before_it_says_so(fake: FakeKube, kube: Kube) -> None:
+    make(kube, "a", "b", "c")
+    told: list[str] = []
+    watcher = Watcher(
+        kube,
+        CONFIG_MAPS,
+        lambda key, found: told.append(key[1]),
+        namespace=NS,
+        page=2,
+        on_listed=lambda: told.append("listed"),
+        monotonic=lambda: 0.0,
+        seconds=1,
+    )
+    watcher.once(Never())
+    assert told == ["a", "b", "c", "listed"]
+    assert [r.query["limit"] for r in fake.requests if "limit" in r.query] == ["2", "2"]
+    watcher.once(Never())
+    assert told == ["a", "b", "c", "listed"], "the watch goes on without a list"

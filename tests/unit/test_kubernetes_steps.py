@@ -102,3 +102,12 @@ def test_going_back_does_not_wait_for_what_is_broken() -> None:
     assert decide(view, TargetPlan(BASE, NEW, 0)) == Action(Do.WRITE, "rolling back to the baseline", BASE)
     view = View(1, NEW.hash, True, False, 1, {}, True)
     assert decide(view, TargetPlan(BASE, NEW, 0)).do is Do.WRITE
+
+
+def test_production_that_was_scaled_to_nothing_keeps_what_it_runs() -> None:
+    """As by an autoscaler at night: in the morning it is to come up with what was promoted."""
+    promoted = TargetPlan(BASE, NEW, updated=2)
+    view = View(0, NEW.hash, observed=True, paused=False, updated=0, ready={}, under_way=False)
+    assert decide(view, promoted).do is Do.WAIT
+    back = TargetPlan(BASE, NEW, updated=0)
+    assert decide(view, back) == Action(Do.WRITE, "rolling back to the baseline", BASE)

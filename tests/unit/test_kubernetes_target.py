@@ -555,3 +555,27 @@ def test_evicted_pods_that_lie_about_do_not_count(cluster, servers):
         },
     )
     assert len(make(cluster).observe().replicas) == 2
+
+
+def test_where_nothing_is_to_be_done_production_is_read_once(cluster, servers):
+    production(cluster)
+    target = make(cluster)
+    target.apply(plan())
+    cluster.calls.clear()
+    assert target.apply(plan()).settled
+    assert [call[:2] for call in cluster.calls] == [
+        ("get", "deployments"),
+        ("get", "deployments"),
+        ("list", "pods"),
+        ("list", "replicasets"),
+        ("list", "pods"),
+    ]
+
+
+def test_after_a_step_production_is_read_again(cluster, servers):
+    production(cluster)
+    status = make(cluster).apply(plan(canary=True))
+    assert "canary" in {call[2].rpartition("-")[2] for call in cluster.writes()}
+    reads = [call for call in cluster.calls if call[:2] == ("get", "deployments") and call[2] == "llm"]
+    assert len(reads) == 2
+    assert not status.settled

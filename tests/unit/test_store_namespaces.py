@@ -15,6 +15,7 @@ from tunewright.domain.step import update
 from tunewright.kube.client import Kube
 from tunewright.kube.resources import EVENTS, TRIALS, TUNINGS
 from tunewright.ports import Conflict, PortError
+from tunewright.store.kubernetes_trials import TrialMemory
 from tunewright.store.memory import MemoryStore
 from tunewright.store.namespaces import KubernetesStores
 from tunewright.store.one import OneStore
@@ -32,8 +33,8 @@ def kube(fake: FakeKube) -> Iterator[Kube]:
         yield client
 
 
-def wide(kube: Kube, trials_last: float = 0.0) -> KubernetesStores:
-    return KubernetesStores(kube, "own", FakeClock(), everywhere=True, trials_last=trials_last)
+def wide(kube: Kube, memory: TrialMemory | None = None) -> KubernetesStores:
+    return KubernetesStores(kube, "own", FakeClock(), everywhere=True, trials=memory)
 
 
 def apply(kube: Kube, *namespaces: str) -> None:
@@ -110,7 +111,7 @@ def test_what_is_remembered_of_a_deleted_tuning_is_forgotten(kube: Kube) -> None
     apply(kube, "a")
     other = manifest(tuning())
     kube.create(TUNINGS, {**other, "metadata": {"name": "other"}}, "a")
-    stores = wide(kube, trials_last=30.0)
+    stores = wide(kube, TrialMemory())
     store = stores.of("a")
     assert store is not None
     record = store.load(NAME)
@@ -121,7 +122,7 @@ def test_what_is_remembered_of_a_deleted_tuning_is_forgotten(kube: Kube) -> None
     kube.delete(TUNINGS, NAME, "a")
     stores.tunings()
     assert stores.of("a") is store
-    assert NAME not in store._trials
+    assert store._told == {}
 
 
 def test_a_tuning_of_the_same_name_has_events_of_its_own(kube: Kube) -> None:
@@ -140,9 +141,9 @@ def test_a_tuning_of_the_same_name_has_events_of_its_own(kube: Kube) -> None:
 
 
 def test_a_trial_whose_write_was_not_answered_is_read_again(fake: FakeKube, kube: Kube) -> None:
-    """The loop takes trials from memory for a while: it must not act on what it was before."""
+    """The loop takes trials from memory: it must not act on what it was before."""
     apply(kube, "a")
-    store = wide(kube, trials_last=30.0).of("a")
+    store = wide(kube, TrialMemory()).of("a")
     assert store is not None
     store.save(waiting())
     store.save_trial(NAME, trials()[0])

@@ -99,6 +99,7 @@ def test_exactly_the_catalogue_is_exported_with_its_types_and_labels():
     metrics, _ = metrics_of((done, trials), (waiting, []), (searching, [running]))
     metrics.instruments.reconciled(0.1, ValueError())
     metrics.instruments.watches("tunings", lambda: 1.0)
+    metrics.instruments.sent("get", "tunings", 200)
     exposed = {family.name: family for family in text_string_to_metric_families(metrics.exposition().decode())}
     wanted = {metric.name.removesuffix("_total"): metric for metric in catalog.METRICS}
     exposed = {n: f for n, f in exposed.items() if not n.endswith("_created") and not n.startswith("process_")}
@@ -311,6 +312,54 @@ def test_leadership_and_watches_are_asked_at_each_scrape():
     found = samples(metrics)
     assert value(found, "tunewright_leader") == 0
     assert value(found, "tunewright_watch_age_seconds", resource="tunings") == 12
+
+
+class CountingStore(MemoryStore):
+    """Knows whether something changed, and counts what was read."""
+
+    def __init__(self, *tunings):
+        super().__init__(*tunings)
+        self.versions, self.read = {}, []
+
+    def version(self, name):
+        return self.versions.get(name, 0)
+
+    def load(self, name):
+        self.read.append(name)
+        return super().load(name)
+
+
+def test_what_did_not_change_is_not_read_again_but_its_age_grows():
+    now = [T0 + 100]
+    waiting = record(Phase.AWAITING_APPROVAL, tuning=tuning().model_copy(update={"metadata": named("other")}))
+    running = trial(1, BASELINE, phase=TrialPhase.STARTING, outcome=None, measurement=None, phase_since=T0 + 60)
+    store = CountingStore((record(Phase.SEARCHING), [running]), (waiting, []))
+    metrics = Metrics(OneStore(store), SimpleNamespace(now=lambda: now[0], monotonic=lambda: now[0]))
+    first = samples(metrics)
+    now[0] += 50
+    second = samples(metrics)
+    assert store.read == ["chat", "other"]
+    grown = {key for key in first if second[key] == first[key] + 50}
+    assert {(name, dict(pairs)["tuning"]) for name, pairs in grown} == {
+        ("tunewright_tuning_phase_seconds", "chat"),
+        ("tunewright_tuning_phase_seconds", "other"),
+        ("tunewright_tuning_approval_waiting_seconds", "other"),
+        ("tunewright_tuning_spare_phase_seconds", "chat"),
+    }
+    same = {name for name, _ in first if not name.startswith("process_")} - {name for name, _ in grown}
+    assert all(second[key] == first[key] for key in first if key[0] in same)
+
+
+def test_what_changed_is_read_again_and_what_went_is_gone():
+    store = CountingStore((record(Phase.SEARCHING), []))
+    metrics = Metrics(OneStore(store), SimpleNamespace(now=lambda: T0, monotonic=lambda: T0))
+    assert value(samples(metrics), "tunewright_tuning_phase", phase="Searching") == 1
+    store.tunings["chat"] = (record(Phase.CONFIRMING), [])
+    assert value(samples(metrics), "tunewright_tuning_phase", phase="Searching") == 1
+    store.versions["chat"] = 1
+    assert value(samples(metrics), "tunewright_tuning_phase", phase="Searching") == 0
+    store.tunings.clear()
+    assert not [name for name, _ in samples(metrics) if name.startswith("tunewright_tuning")]
 
 
 def test_tunings_of_several_namespaces_are_told_apart_and_one_broken_store_hides_no_other():

@@ -2,6 +2,7 @@
 
 import heapq
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterable
 
@@ -11,19 +12,32 @@ _log = logging.getLogger(__name__)
 
 RESYNC = 30.0
 """Seconds between two looks at which tunings there are, beside the watches that wake them."""
-IDLE = 60.0
-"""Seconds after which a tuning that is there and had nothing to do is looked at again."""
+IDLE = 120.0
+"""Seconds after which, at the latest, a tuning that is there and had nothing to do is looked at again; at the earliest
+after half of that, by chance, so that they do not all come at once."""
 MAX_BACKOFF = 120.0
 WORKERS = 8
+"""Passes at once that get on."""
+HANGS = 0.5
+"""Seconds after which a pass that has not ended counts as hanging, as on a metrics source that does not answer."""
+MAX_WORKERS = 256
+"""Workers in all. One that hangs costs some 100 KiB and no CPU."""
+STAFFING = 0.25
+"""Seconds between two looks at whether there are workers enough."""
 
 
 class WorkQueue:
-    """Keys and when they are due. A key in work is given to nobody else; woken meanwhile, it comes again at once."""
+    """Keys and when they are due. A key in work is given to nobody else; woken meanwhile, it comes again at once.
+
+    Those that were woken and those whose time has come take turns, so that neither waits behind all of the other.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, Key]] = []
+        self._woken: dict[Key, None] = {}  # in the order in which they were
+        self._woken_last = False
         self._working: set[Key] = set()
         self._changed = threading.Condition()
 
@@ -36,10 +50,19 @@ class WorkQueue:
                 heapq.heappush(self._heap, (at, key))
                 self._changed.notify()
 
-    def forget(self, key: Key) -> None:
-        """Drop it; a wake-up brings it back."""
+    def plan(self, key: Key, after: float) -> None:
+        """Make `key` due after so many seconds, unless it is due at some time already."""
         with self._changed:
-            self._due.pop(key, None)
+            planned = key in self._due or key in self._woken
+        if not planned:
+            self.add(key, after)
+
+    def wake(self, key: Key) -> None:
+        """Something happened to `key`: it is due now."""
+        with self._changed:
+            if key not in self._woken:
+                self._woken[key] = None
+                self._changed.notify()
 
     def take(self, timeout: float) -> Key | None:
         """The next key that is due, now in work; None when none is within `timeout` seconds."""
@@ -65,9 +88,25 @@ class WorkQueue:
             self._changed.notify()
 
     def __len__(self) -> int:
-        return len(self._due)
+        return len(self._due.keys() | self._woken.keys())
 
     def _next(self, now: float) -> tuple[Key | None, float]:
+        key, at = self._next_in_time(now)
+        woken = next((each for each in self._woken if each not in self._working), None)
+        if woken is not None and (key is None or not self._woken_last):
+            del self._woken[woken]
+            self._woken_last = True
+            if key is not None and key != woken:  # not yet: it is given to the next that asks
+                self._due[key] = at
+                heapq.heappush(self._heap, (at, key))
+            self._due.pop(woken, None)  # this pass is the one that was planned, too
+            return woken, now
+        if key is not None:
+            self._woken_last = False
+            self._woken.pop(key, None)
+        return key, at
+
+    def _next_in_time(self, now: float) -> tuple[Key | None, float]:
         while self._heap:
             at, key = self._heap[0]
             if self._due.get(key) != at or key in self._working:
@@ -82,10 +121,13 @@ class WorkQueue:
 
 
 class Manager:
-    """Runs `step(key)` for every key as often as it asks for, on a few threads, until `stop`.
+    """Runs `step(key)` for every key as often as it asks for, until `stop`.
 
-    A step that answers None asks for nothing: a wake-up brings its key back, and `resync` as long as it is there.
+    A few workers do that. For every pass that hangs two more are taken on, so that the other tunings do not wait for
+    it. A step that answers None asks for nothing: a wake-up brings its key back, and `resync` as long as it is there.
+
     `may_act` is asked before every step: without the lease nothing is done. `observe` is told how long each took.
+    `woken` says whether changes wake the keys at present: while they do not, all are looked at with each resync.
     """
 
     def __init__(
@@ -95,26 +137,30 @@ class Manager:
         clock: Clock,
         *,
         may_act: Callable[[], bool],
+        woken: Callable[[], bool] = lambda: True,
         observe: Callable[[float, BaseException | None], None] = lambda _seconds, _error: None,
         workers: int = WORKERS,
+        chance: Callable[[], float] = random.random,
     ) -> None:
+        """`chance` gives numbers from 0 to 1."""
         self.queue = WorkQueue(clock)
         self._keys, self._step, self._clock = keys, step, clock
-        self._may_act, self._observe, self._workers = may_act, observe, workers
+        self._may_act, self._woken, self._observe, self._chance = may_act, woken, observe, chance
         self._failures: dict[Key, int] = {}
+        self._began: dict[Key, float] = {}
+        self._workers = self._wanted = workers
+        self._threads: set[threading.Thread] = set()
 
     def run(self, stop: Stop) -> None:
         """Until `stop`; steps that are under way are waited for."""
-        threads = [
-            threading.Thread(target=self._work, args=(stop,), name=f"reconcile-{number}", daemon=True)
-            for number in range(self._workers)
-        ]
-        for thread in threads:
-            thread.start()
+        next_resync = self._clock.monotonic()
         while not stop.is_set():
-            self.resync()
-            stop.wait(RESYNC)
-        for thread in threads:
+            if self._clock.monotonic() >= next_resync:
+                self.resync()
+                next_resync = self._clock.monotonic() + RESYNC
+            self.staff(stop)
+            stop.wait(STAFFING)
+        for thread in list(self._threads):
             thread.join(timeout=60.0)
 
     def resync(self) -> None:
@@ -123,18 +169,38 @@ class Manager:
             return
         try:
             for key in self._keys():
-                self.queue.add(key, IDLE)
+                if self._woken():
+                    self.queue.plan(key, self._idle())
+                else:
+                    self.queue.add(key)
         except PortError as error:
             _log.warning("the tunings could not be listed: %s", error)
+
+    @property
+    def staffed(self) -> int:
+        """How many workers there are now."""
+        return len(self._threads)
+
+    def staff(self, stop: Stop) -> None:
+        """Take on as many workers as are wanted now; too many, and all with `stop`, end by themselves."""
+        now = self._clock.monotonic()
+        hanging = sum(now - began > HANGS for began in list(self._began.values()))
+        self._wanted = min(MAX_WORKERS, self._workers + 2 * hanging)
+        for _ in range(self._wanted - len(self._threads)):  # counted once: with `stop` they end as they begin
+            thread = threading.Thread(target=self._work, args=(stop,), name="reconcile", daemon=True)
+            self._threads.add(thread)
+            thread.start()
 
     def once(self, timeout: float) -> bool:
         """Take one step of the next tuning that is due; whether there was one."""
         key = self.queue.take(timeout)
         if key is None:
             return False
+        self._began[key] = self._clock.monotonic()
         try:
             again = self._try(key)
         finally:
+            del self._began[key]
             self.queue.done(key)
         if again is not None:
             self.queue.add(key, again)
@@ -142,15 +208,18 @@ class Manager:
 
     def _work(self, stop: Stop) -> None:
         while not stop.is_set():
+            if len(self._threads) > self._wanted:
+                break
             if self._may_act():
                 self.once(timeout=0.5)
             else:
                 stop.wait(0.5)
+        self._threads.discard(threading.current_thread())
 
     def _try(self, key: Key) -> float | None:
         started = self._clock.monotonic()
         try:
-            again: float | None = self._step(key)
+            again = self._step(key)
         except Conflict as conflict:
             self._observe(self._clock.monotonic() - started, conflict)
             return 0.05
@@ -164,4 +233,7 @@ class Manager:
             return wait
         self._failures.pop(key, None)
         self._observe(self._clock.monotonic() - started, None)
-        return again
+        return min(again, IDLE) if again is not None else None
+
+    def _idle(self) -> float:
+        return IDLE * (0.5 + 0.5 * self._chance())

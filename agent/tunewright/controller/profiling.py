@@ -7,10 +7,13 @@ from tunewright.controller.context import Context
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source
 from tunewright.domain.state import TuningRecord
-from tunewright.domain.step import Step, enter, say
+from tunewright.domain.step import Step, age, enter, say
 from tunewright.domain.workload import given_profile
 from tunewright.observe.learn import PROFILE_METRICS, learn_profile
 from tunewright.ports import Refused, SeriesWindow
+
+PATIENT = 15.0
+"""Seconds between two looks, at most, while production or its traffic is waited for."""
 
 COVERED = 0.8
 """A window is used once this share of it has samples: a half empty one shows only the latest traffic."""
@@ -20,11 +23,14 @@ def pending(record: TuningRecord, context: Context) -> Step:
     """Wait for production to be whole, and note what it runs."""
     now, status = context.clock.now(), context.target.observe()
     context.spare.sweep(keep=[])
-    context.store.clear_trials(record.name)
+    if context.store.trials(record.name):
+        context.store.clear_trials(record.name)
     ready = [r for r in status.replicas if r.ready and not r.canary]
-    if len(ready) < status.desired:
+    # One that was scaled to nothing is waited for, too: there is no traffic to learn from.
+    least = 0 if record.tuning.spec.offline else 1
+    if len(ready) < max(least, status.desired):
         sentence = f"Waiting for production: {len(ready)} of {status.desired} servers are ready ({status.detail})."
-        return Step(say(record, sentence), 1.0)
+        return Step(say(record, sentence), min(PATIENT, max(1.0, age(record, now) / 10)))
     baseline = context.target.baseline()
     if record.tuning.spec.offline:
         sentence = "There is no production: the command is tuned on the spare alone."
@@ -44,7 +50,8 @@ def profiling(record: TuningRecord, context: Context) -> Step:
     covered = _covered(window)
     if covered < COVERED and now - record.phase_since < metrics.window:
         sentence = f"Learning the traffic: {covered * metrics.window:.0f}s of {metrics.window:.0f}s are seen."
-        return Step(say(record, sentence), 1.0)
+        missing = min((COVERED - covered) * metrics.window, metrics.window - (now - record.phase_since))
+        return Step(say(record, sentence), min(PATIENT, max(1.0, missing)))
     try:
         profile = learn_profile(
             window,

@@ -17,6 +17,9 @@ from tunewright.rollout.evidence import evidence
 from tunewright.rollout.freshness import blind_spots, other_traffic, other_version
 from tunewright.rollout.plan import plan_for, ready_canary, ready_on
 
+REST = 60.0
+"""Seconds between two looks while only a person is waited for: what they decide wakes the loop (in a cluster, by the
+watches), or is looked for each second (on one machine)."""
 POLL = 0.5
 """Seconds between two looks at production while something moves in it."""
 HELD = 5.0
@@ -37,7 +40,7 @@ def awaiting_approval(record: TuningRecord, context: Context) -> Step:
         if age(record, now) > promotion.approval_expiry:
             sentence = "Nobody approved in time: the approval expired. Production stays as it is."
             return Step(enter(record, Phase.REJECTED, sentence, now), None)
-        return Step(record, 1.0)
+        return Step(record, min(REST, promotion.approval_expiry - age(record, now) + 1.0))
     obstacles = context.target.preflight(record.winner)
     if obstacles:
         sentence = f"Can't be rolled out, and nothing was touched: {'; '.join(obstacles)}"
@@ -174,16 +177,17 @@ def rolling_back(record: TuningRecord, context: Context) -> Step:
     return Step(enter(record, Phase.ROLLED_BACK, sentence, now), 0.0)
 
 
-def keep(record: TuningRecord, context: Context) -> TuningRecord:
-    """Suspended half-way, or ended: production is kept as the last step left it."""
-    return _noted(record, context.target.apply(plan_for(record, _promotion(record))))
+def keep(record: TuningRecord, context: Context) -> tuple[TuningRecord, bool]:
+    """Suspended half-way, or ended: production is kept as the last step left it. Also whether it is as planned."""
+    status = context.target.apply(plan_for(record, _promotion(record)))
+    return _noted(record, status), status.settled
 
 
 def ended(record: TuningRecord, context: Context) -> Step:
     """An ended tuning: production is kept healthy, and `retune: onDrift` looks whether the traffic changed."""
     now, spec = context.clock.now(), record.tuning.spec
     if record.promotion is not None and record.phase in (Phase.PROMOTED, Phase.ROLLED_BACK):
-        record = keep(record, context)
+        record, _ = keep(record, context)
     if not trial.spare_is_free(context.store.trials(record.name), context):
         return Step(record, 1.0)
     # Without `onDrift` the drift is told all the same, but nobody needs to be woken for it.

@@ -117,16 +117,16 @@ def _hold(record: TuningRecord, context: Context) -> Step:
     """Suspended: the spare is freed; production is kept as it is, half rolled if it was."""
     if record.phase in TOUCHES_PRODUCTION:
         try:
-            record = promoting.keep(record, context)
+            record, settled = promoting.keep(record, context)
         except PortError as error:
             return Step(say(record, f"Suspended, and production could not be looked at: {error}"), 5.0)
-        return Step(record, 2.0)
+        return Step(record, promoting.REST if settled else 2.0)
     _release_spare(record, context)
     try:
         free = trial.spare_is_free(context.store.trials(record.name), context)
     except PortError as error:
         return Step(say(record, f"Suspended, and the spare could not be looked at: {error}"), 5.0)
-    return Step(update(record, errors=0), 2.0 if free else 1.0)
+    return Step(update(record, errors=0), promoting.REST if free else 1.0)
 
 
 def _too_late(record: TuningRecord, limit: float, context: Context) -> Step:

@@ -81,11 +81,12 @@ def advance_running(record: TuningRecord, trials: Sequence[TrialRecord], context
     """
     now, count = context.clock.now(), record.tuning.spec.spare.parallelism
     before, running, after = spares.free(trials, count, now), trial.running(trials), {each.id: each for each in trials}
-    troubles = []
+    troubles, again = [], trial.WAIT
     for current in running:
         beside = [other for other in running if other.id != current.id]
         try:
-            after[current.id] = trial.advance(record, current, beside, context)
+            after[current.id], due = trial.advance(record, current, beside, context)
+            again = min(again, due)
         except PortError as error:
             if count == 1:
                 raise
@@ -102,8 +103,7 @@ def advance_running(record: TuningRecord, trials: Sequence[TrialRecord], context
         sentence = f"Trying again in {again:g}s{meanwhile}: {troubles[0]}"
         told = update(record, errors=record.errors + 1, sentence=sentence)
         return Advanced(Step(told, again), list(after.values()), free)
-    moved = any(after[current.id].phase is not current.phase for current in running)
-    step = Step(record, 0.0 if moved else trial.POLL) if running else None
+    step = Step(record, again) if running else None
     return Advanced(step, list(after.values()), free)
 
 

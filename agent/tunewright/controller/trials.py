@@ -17,13 +17,15 @@ from tunewright.domain.state import (
 )
 from tunewright.domain.step import update
 from tunewright.domain.workload import workload_for
-from tunewright.ports import LoadPhase, LoadRequest, Refused, ServerPhase
+from tunewright.ports import LoadPhase, LoadRequest, Refused, ServerPhase, ServerStatus
 
 MAX_ATTEMPTS = 3
 """A trial that fails by the machine's fault is tried this often in all."""
 
 POLL = 0.25
 """Seconds between two looks at a running trial: a death is noticed within a second."""
+WAIT = 30.0
+"""Seconds between two looks at a server that has no place yet: that it gets one wakes the loop."""
 
 
 def run_id(trial: TrialRecord) -> str:
@@ -57,22 +59,31 @@ def running(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     return [trial for trial in trials if trial.phase is not TrialPhase.DONE]
 
 
-def advance(record: TuningRecord, trial: TrialRecord, beside: Sequence[TrialRecord], context: Context) -> TrialRecord:
-    """Take one step of a trial while those of `beside` run too; the caller writes what comes back before the next."""
+def advance(
+    record: TuningRecord, trial: TrialRecord, beside: Sequence[TrialRecord], context: Context
+) -> tuple[TrialRecord, float]:
+    """Take one step of a trial while those of `beside` run too; the caller writes what comes back.
+
+    Also after how many seconds the next one is due.
+    """
     spares = record.tuning.spec.spare.parallelism
     if trial.slot >= spares:  # the spec was edited to fewer spares: this one's GPU is ours no longer
-        return update(put_back(trial, context), slot=trial.slot % spares)
+        return update(put_back(trial, context), slot=trial.slot % spares), POLL
     match trial.phase:
         case TrialPhase.PENDING:
-            return trial if _waits(trial, beside) else _launch(trial, beside, context)
+            after = trial if _waits(trial, beside) else _launch(trial, beside, context)
         case TrialPhase.STARTING:
-            return _await_ready(record, trial, context)
+            server = context.spare.poll(run_id(trial))
+            after = _await_ready(record, trial, server, context)
+            if after == trial and server.waiting:
+                return trial, WAIT
         case TrialPhase.MEASURING:
-            return _await_measurement(record, trial, context)
+            after = _await_measurement(record, trial, context)
         case TrialPhase.STOPPING:
-            return _stop(record, trial, context)
+            after = _stop(record, trial, context)
         case TrialPhase.DONE:
-            return trial
+            after = trial
+    return after, 0.0 if after.phase is not trial.phase else POLL
 
 
 def put_back(trial: TrialRecord, context: Context) -> TrialRecord:
@@ -106,8 +117,8 @@ def _launch(trial: TrialRecord, beside: Sequence[TrialRecord], context: Context)
     return _to(trial, TrialPhase.STARTING, now, created_at=trial.created_at or now)
 
 
-def _await_ready(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRecord:
-    now, server = context.clock.now(), context.spare.poll(run_id(trial))
+def _await_ready(record: TuningRecord, trial: TrialRecord, server: ServerStatus, context: Context) -> TrialRecord:
+    now = context.clock.now()
     if server.phase is ServerPhase.ABSENT:
         context.spare.start(run_id(trial), trial.candidate, trial.slot)
         return trial

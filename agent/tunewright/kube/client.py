@@ -11,6 +11,7 @@ from typing import Any
 from kubernetes.client.configuration import Configuration
 
 from tunewright.kube.configuration import load_configuration
+from tunewright.kube.counting import Observer
 from tunewright.kube.errors import Gone, KubeError, NotFound, Unavailable, from_answer
 from tunewright.kube.resources import PODS, Resource
 from tunewright.kube.transport import TimeOuts, Transport
@@ -27,6 +28,8 @@ WATCH_SILENCE = 60.0
 """Seconds without a byte after which a watch is dead: the server should have ended it by then."""
 
 _DISCOVERY_SECONDS = 600.0
+
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 class PatchType(StrEnum):
@@ -65,22 +68,40 @@ class Kube:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         may_write: Callable[[], bool] = lambda: True,
+        observe: Observer = lambda _verb, _resource, _status: None,
+        at_once: int | None = None,
     ) -> None:
-        """`may_write` is asked before every try of a write, as `LeaderElection.acting`: False raises `Fenced`."""
+        """`may_write` is asked before every try of a write, as `LeaderElection.acting`: False raises `Fenced`.
+
+        `observe` is told of every request that was sent. `at_once` calls are under way at most (watches beside them);
+        the others wait within their own time-out.
+        """
         self.namespace = namespace
         self._transport = Transport(
-            configuration, time_outs=time_outs, monotonic=monotonic, sleep=sleep, may_write=may_write
+            configuration,
+            time_outs=time_outs,
+            monotonic=monotonic,
+            sleep=sleep,
+            may_write=may_write,
+            observe=observe,
+            at_once=at_once,
         )
         self._monotonic = monotonic
         self._served: dict[str, tuple[float, frozenset[str]]] = {}
 
     @classmethod
     def connect(
-        cls, kubeconfig: Path | None = None, context: str | None = None, *, may_write: Callable[[], bool] = lambda: True
+        cls,
+        kubeconfig: Path | None = None,
+        context: str | None = None,
+        *,
+        may_write: Callable[[], bool] = lambda: True,
+        observe: Observer = lambda _verb, _resource, _status: None,
+        at_once: int | None = None,
     ) -> "Kube":
         """By kubeconfig or ServiceAccount, as `load_configuration` finds them. Raises `Refused`."""
         configuration, namespace = load_configuration(kubeconfig, context)
-        return cls(configuration, namespace=namespace, may_write=may_write)
+        return cls(configuration, namespace=namespace, may_write=may_write, observe=observe, at_once=at_once)
 
     def close(self) -> None:
         """Close idle connections."""
@@ -108,23 +129,42 @@ class Kube:
         labels: str = "",
         fields: str = "",
         page: int | None = None,
+        metadata_only: bool = False,
     ) -> ObjectList:
-        """All objects, `page` at a time; `namespace` None means all namespaces."""
-        path = resource.path(namespace)
+        """All objects, `page` at a time; `namespace` None means all namespaces.
+
+        With `metadata_only` the API server leaves out all but the metadata.
+        """
         for _ in range(3):
-            items: list[Json] = []
-            query = {"limit": str(page or PAGE)} | _selectors(labels, fields)
+            pages = self.pages(
+                resource, namespace, labels=labels, fields=fields, page=page, metadata_only=metadata_only
+            )
             try:
-                while True:
-                    found = self._json("GET", path, query)
-                    items += found.get("items") or []
-                    metadata = found.get("metadata") or {}
-                    if not metadata.get("continue"):
-                        return ObjectList(items, str(metadata.get("resourceVersion", "")))
-                    query["continue"] = metadata["continue"]
+                found = [*pages]
             except Gone:
                 continue  # the list ran out of time between two pages: from the start
-        raise Unavailable("GET", path, "the list changed faster than its pages could be read")
+            return ObjectList([item for each in found for item in each.items], found[-1].resource_version)
+        raise Unavailable("GET", resource.path(namespace), "the list changed faster than its pages could be read")
+
+    def pages(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        page: int | None = None,
+        metadata_only: bool = False,
+    ) -> Iterator[ObjectList]:
+        """As `list`, but page by page, so that never all of it is held. Raises `Gone` when it must be begun again."""
+        path, query = resource.path(namespace), {"limit": str(page or PAGE)} | _selectors(labels, fields)
+        while True:
+            found = self._json("GET", path, query, accept=_METADATA if metadata_only else "application/json")
+            metadata = found.get("metadata") or {}
+            yield ObjectList(found.get("items") or [], str(metadata.get("resourceVersion", "")))
+            if not metadata.get("continue"):
+                return
+            query["continue"] = metadata["continue"]
 
     def watch(
         self,
@@ -307,6 +347,7 @@ class Kube:
         body: object = None,
         *,
         content_type: str = "application/json",
+        accept: str = "application/json",
         repeatable: bool = True,
         total: float | None = None,
     ) -> Json:
@@ -317,6 +358,7 @@ class Kube:
             query=query,
             body=data,
             content_type=content_type,
+            accept=accept,
             repeatable=repeatable,
             total=total,
         )

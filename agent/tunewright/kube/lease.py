@@ -66,6 +66,8 @@ class LeaderElection:
         self.identity, self.times = identity, times or LeaseTimes()
         self.role = Role.CANDIDATE
         self.holder = ""
+        self.term = 0
+        """Counts the times that we began to act: what was remembered before may have been changed by others since."""
         self._renewed: float | None = None
         self._seen: tuple[str, str] = ("", "")
         self._seen_at = 0.0
@@ -148,6 +150,7 @@ class LeaderElection:
         return self._clock.monotonic() - self._seen_at > duration
 
     def _lead(self, before: float) -> None:
+        self.term += not self.acting
         # From before the request was sent: others count from when they saw its effect.
         self._renewed = before
         if self.role is not Role.LEADER:

@@ -3,8 +3,9 @@
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, Semaphore
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,10 +15,14 @@ from kubernetes.client.rest import RESTClientObject
 from kubernetes.config import ConfigException
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
 
+from tunewright.kube.counting import Observer, asked
 from tunewright.kube.errors import Fenced, KubeError, Unavailable, from_answer
 
 MAX_ANSWER = 64 * 2**20
 """Bytes; lists are paged, so a larger answer is a fault."""
+
+KEPT = 32
+"""Connections that are kept open between calls: making one costs more than a call."""
 
 _CHUNK = 64 * 1024
 
@@ -43,15 +48,19 @@ class Transport:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         may_write: Callable[[], bool] = lambda: True,
+        observe: Observer = lambda _verb, _resource, _status: None,
+        at_once: int | None = None,
     ) -> None:
         # urllib3's own retries know nothing of what is idempotent in Kubernetes, nor of our deadline.
         configuration.retries = urllib3.Retry(total=False, redirect=False)
         configuration.keep_alive = True
+        configuration.connection_pool_maxsize = KEPT
         self._configuration = configuration
         self._pool = RESTClientObject(configuration).pool_manager
         self._time_outs = time_outs or TimeOuts()
-        self._monotonic, self._sleep, self._may_write = monotonic, sleep, may_write
+        self._monotonic, self._sleep, self._may_write, self._observe = monotonic, sleep, may_write, observe
         self._credentials = Lock()
+        self._turns = Semaphore(at_once) if at_once is not None else None
 
     def call(
         self,
@@ -74,7 +83,8 @@ class Transport:
         pause = 0.2
         for left in reversed(range(self._time_outs.tries)):
             try:
-                return self._once(method, path, query or {}, body, content_type, accept, deadline)
+                with self._turn(method, path, deadline):
+                    return self._once(method, path, query or {}, body, content_type, accept, deadline)
             except _Failed as failed:
                 wait = failed.error.retry_after if failed.error.retry_after is not None else pause
                 again = failed.unsent or (repeatable and failed.transient)
@@ -110,6 +120,19 @@ class Transport:
     def close(self) -> None:
         """Close idle connections."""
         self._pool.clear()
+
+    @contextmanager
+    def _turn(self, method: str, path: str, deadline: float) -> Iterator[None]:
+        """Wait until few enough other calls are under way, which is before the fence is asked."""
+        if self._turns is None:
+            yield
+            return
+        if not self._turns.acquire(timeout=max(deadline - self._monotonic(), 0.05)):
+            raise _Failed(Unavailable(method, path, "not sent: too many other calls are under way"))
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     def _once(
         self,
@@ -157,8 +180,9 @@ class Transport:
         if body is not None:
             headers["Content-Type"] = content_type
         url = self._configuration.host.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
+        status: int | None = None
         try:
-            return self._pool.request(
+            response = self._pool.request(
                 method,
                 url,
                 body=body,
@@ -166,12 +190,16 @@ class Transport:
                 timeout=urllib3.Timeout(connect=connect, read=read),
                 preload_content=False,
             )
+            status = response.status
+            return response
         except SSLError as error:
             raise _Failed(Unavailable(method, path, f"TLS: {_told(error)}")) from error
         except (NewConnectionError, ConnectTimeoutError) as error:
             raise _Failed(Unavailable(method, path, _told(error)), unsent=True) from error
         except (HTTPError, OSError) as error:
             raise _Failed(Unavailable(method, path, _told(error)), transient=True) from error
+        finally:
+            self._observe(*asked(method, path, query), status)
 
     def _authorization(self, method: str, path: str) -> dict[str, str]:
         """The bearer token, read again when it has run out (the pool holds client certificates)."""

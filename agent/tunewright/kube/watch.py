@@ -17,7 +17,8 @@ _log = logging.getLogger(__name__)
 class Watcher:
     """Calls `on_change(key, object)` for every object there is and every change; None for one that is gone.
 
-    It wakes, it is no truth: a change may be told twice, and several may be told as one.
+    `on_listed` is called whenever all there are were told. It wakes, it is no truth: a change may be told twice, and
+    several may be told as one.
     """
 
     def __init__(
@@ -28,12 +29,14 @@ class Watcher:
         *,
         namespace: str | None = None,
         labels: str = "",
+        page: int | None = None,
+        on_listed: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float],
         seconds: int = WATCH_SECONDS,
         silence: float = WATCH_SILENCE,
     ) -> None:
         self._kube, self._resource, self._on_change = kube, resource, on_change
-        self._namespace, self._labels = namespace, labels
+        self._namespace, self._labels, self._page, self._on_listed = namespace, labels, page, on_listed
         self._monotonic = monotonic
         self._seconds, self._silence = seconds, silence
         self._known: dict[Key, str] = {}
@@ -84,14 +87,17 @@ class Watcher:
             raise
 
     def _list(self) -> None:
-        found = self._kube.list(self._resource, self._namespace, labels=self._labels)
-        self._heard = self._monotonic()
-        there = {_key(each): each for each in found.items}
-        for key in self._known.keys() - there.keys():
+        there: set[Key] = set()
+        version = ""
+        for page in self._kube.pages(self._resource, self._namespace, labels=self._labels, page=self._page):
+            self._heard, version = self._monotonic(), page.resource_version
+            for each in page.items:
+                there.add(_key(each))
+                self._remember(_key(each), each)
+        for key in self._known.keys() - there:
             self._forget(key)
-        for key, each in there.items():
-            self._remember(key, each)
-        self._version = found.resource_version
+        self._version = version
+        self._on_listed()
 
     def _take(self, kind: str, found: Json) -> None:
         if kind == "DELETED":

@@ -8,10 +8,9 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import TypeVar
 from uuid import uuid4
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import Decision, TrialRecord, TuningRecord
@@ -21,15 +20,17 @@ from tunewright.kube.client import Json, Kube, PatchType
 from tunewright.kube.errors import AlreadyExists, KubeConflict, NotFound
 from tunewright.kube.events import emit
 from tunewright.kube.resources import MANAGED_BY, TRIALS, TUNING_LABEL, TUNINGS
+from tunewright.kube.wakes import TRIALS_PAGE
 from tunewright.ports import Clock, Conflict, PortError, Refused
 from tunewright.store.kubernetes_status import (
     conditions,
     known_conditions,
     pack,
+    read_record,
     trial_status,
     tuning_status,
-    unpack,
 )
+from tunewright.store.kubernetes_trials import TrialMemory
 from tunewright.tuningfile import explain_validation
 
 _WRITES = 30
@@ -38,12 +39,7 @@ _WRITES = 30
 _MAX_TRIAL = 2**20
 """Bytes of a packed trial; etcd takes 1.5 MiB."""
 
-_TRIALS_PAGE = 50
-"""Trials in one answer, so that even the largest fit into what the client takes."""
-
 _WARNING_PHASES = frozenset({Phase.FAILED, Phase.INFEASIBLE, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
-
-_Record = TypeVar("_Record", bound=BaseModel)
 
 
 class KubernetesStore:
@@ -53,21 +49,17 @@ class KubernetesStore:
     user's: it is written only when a record is saved whose Tuning is not there yet, and `load` always reads it anew.
 
     It remembers which Tuning of a name was loaded last, so that a record is never written to another of the same
-    name: the loop and the API each take a store of their own.
+    name: the loop and the API each take a store of their own. In the loop, one tuning is in work only once at a time.
     """
 
-    def __init__(self, kube: Kube, namespace: str, clock: Clock, *, trials_last: float = 0.0) -> None:
-        """`trials_last`: seconds for which trials that were read are not read again, but for those written here.
-
-        For the loop, which alone writes them: reading 500 costs the API server some 0.3 s.
-        """
-        self._kube, self._namespace, self._clock, self._trials_last = kube, namespace, clock, trials_last
-        # What was read or written last: which Tuning of a name was meant, its version, its trials (for the summary in
-        # status; parsed again only when they changed), and how many phase changes were told as Events.
+    def __init__(self, kube: Kube, namespace: str, clock: Clock, *, trials: TrialMemory | None = None) -> None:
+        """`trials` are answered from there as far as it knows them; without it, they are listed whenever asked for."""
+        self._kube, self._namespace, self._clock = kube, namespace, clock
+        self._shared, self._memory = trials is not None, trials or TrialMemory()
+        # What was read or written last: which Tuning of a name was meant, its version, and how many phase changes
+        # were told as Events.
         self._uids: dict[str, str] = {}
         self._versions: dict[str, int] = {}
-        self._trials: dict[str, dict[str, tuple[str, TrialRecord]]] = {}
-        self._trials_at: dict[str, float] = {}
         self._told: dict[str, int] = {}
 
     def names(self) -> list[str]:
@@ -81,44 +73,49 @@ class KubernetesStore:
         None when it is not there, is being deleted, or never had a valid spec (`acknowledge` tells the user). While
         an edited spec is not valid, the last valid one stays in force. Raises `Refused` for an unreadable record.
         """
-        found = self._find(name)
-        if found is None:
-            return None
-        if self._uids.get(name) != found["metadata"]["uid"]:
-            self._forget(name)
-            self._uids[name] = found["metadata"]["uid"]
-        return self._record(found)
+        found = self.find(name)
+        return self.record_of(found) if found is not None else None
 
     def acknowledge(self, name: str) -> list[str]:
         """Say in status that the spec was seen: in force, or Stalled with the field named. What is wrong with it.
 
         To be called before each pass. Writes only when something is to be said.
         """
-        found = self._find(name)
-        if found is None:
-            return []
+        found = self.find(name)
+        return self.acknowledge_found(found)[1] if found is not None else []
+
+    def acknowledge_found(self, found: Json) -> tuple[Json, list[str]]:
+        """As `acknowledge`, of a Tuning as it was read; also the Tuning as it is after that."""
         _, faults = _read_spec(found)
         status, generation = found.get("status") or {}, found["metadata"]["generation"]
         if not faults and (not status.get("record") or status.get("observedGeneration") == generation):
-            return []
+            return found, []
         before = known_conditions(status)
-        wanted = conditions(self._record(found), faults, generation=generation, before=before, now=self._clock.now())
+        record = self.record_of(found)
+        wanted = conditions(record, faults, generation=generation, before=before, now=self._clock.now())
         if wanted == before:
-            return faults
+            return found, faults
         body = {**found, "status": {**status, "observedGeneration": generation, "conditions": wanted}}
-        self._kube.replace(TUNINGS, body, self._namespace, subresource="status")
+        written = self._kube.replace(TUNINGS, body, self._namespace, subresource="status")
         if faults:
             message = f"The spec is not valid: {'; '.join(faults)}"
             emit(self._kube, found, reason="InvalidSpec", message=message, at=self._clock.now(), warning=True)
-        return faults
+        return written, faults
 
     def save(self, record: TuningRecord) -> TuningRecord:
         """Write it if its version is the stored one (0: not there yet); the record with its new version.
 
         Raises `Conflict` otherwise, also when the Tuning was deleted since it was loaded.
         """
+        return self.write(record, None)[0]
+
+    def write(self, record: TuningRecord, found: Json | None) -> tuple[TuningRecord, Json]:
+        """As `save`; `found` is the Tuning as it was read, which is read again where it has changed since.
+
+        The record with its new version, and the Tuning with it.
+        """
         for _ in range(_WRITES):
-            found = self._find(record.name) or self._create(record)
+            found = found or self._find(record.name) or self._create(record)
             status: Json = found.get("status") or {}
             stored, uid = int(status.get("version") or 0), found["metadata"]["uid"]
             if record.version != stored or self._uids.setdefault(record.name, uid) != uid:
@@ -128,37 +125,24 @@ class KubernetesStore:
             saved = record.model_copy(update={"version": version})
             body = {**found, "status": self._status(saved, found)}
             try:
-                self._kube.replace(TUNINGS, body, self._namespace, subresource="status")
+                written = self._kube.replace(TUNINGS, body, self._namespace, subresource="status")
             except (KubeConflict, NotFound):
-                continue  # a decision or an edit came between: the version tells whether the record was written
+                found = None  # a decision or an edit came between: the version tells whether the record was written
+                continue
             self._versions[record.name] = version
             self._tell(found, saved, int(status.get("told") or 0))
-            return saved
+            return saved, written
         raise Conflict(f"the tuning {record.name} is written by others all the time; read it again")
 
     def trials(self, name: str) -> list[TrialRecord]:
         """The tuning's trials by number."""
-        uid = self._uid(name)
+        uid, key = self._uid(name), (self._namespace, name)
         if uid is None:
             return []
-        now, known = self._clock.monotonic(), self._trials.get(name)
-        if known is None or now - self._trials_at[name] >= self._trials_last:
-            known = self._read_trials(name, uid)
-            self._trials_at[name], self._trials[name] = now, known
-        return sorted((trial for _, trial in known.values()), key=lambda trial: (trial.number, trial.id))
-
-    def _read_trials(self, name: str, uid: str) -> dict[str, tuple[str, TrialRecord]]:
-        known, read = self._trials.get(name, {}), {}
-        labels = f"{TUNING_LABEL}={name}"
-        for found in self._kube.list(TRIALS, self._namespace, labels=labels, page=_TRIALS_PAGE).items:
-            metadata, packed = found["metadata"], (found.get("status") or {}).get("record")
-            if not packed or not _owned(found, uid):
-                continue  # not written whole yet, or left of an earlier tuning of this name and about to go
-            key, version = metadata["name"], metadata["resourceVersion"]
-            old = known.get(key)
-            trial = old[1] if old and old[0] == version else _unpack(TrialRecord, packed, f"Trial {key}")
-            read[key] = (version, trial)
-        return read
+        if not self._shared or not self._memory.knows(key):
+            labels = f"{TUNING_LABEL}={name}"
+            self._memory.read(key, lambda: self._kube.list(TRIALS, self._namespace, labels=labels, page=TRIALS_PAGE))
+        return self._memory.of(key, uid)
 
     def save_trial(self, name: str, trial: TrialRecord) -> None:
         """Write one trial, over the one of the same id; raises `Conflict` when the tuning was deleted."""
@@ -171,26 +155,26 @@ class KubernetesStore:
                 f"trial {trial.id} of {name} has {len(packed)} bytes, more than the API server keeps; "
                 "lower quality.prompts or quality.maxTokens"
             )
-        key, known = _trial_name(name, trial.id), self._trials.pop(name, None)
+        key = _trial_name(name, trial.id)
         status = {"status": {**trial_status(trial), "record": packed}}
-        try:
-            written = self._patch_trial(key, status)
-        except NotFound:
-            with suppress(AlreadyExists):
-                self._kube.create(TRIALS, _new_trial(name, uid, key, trial), self._namespace)
-            written = self._patch_trial(key, status)
-        if not _owned(written, uid):
-            raise PortError(
-                f"Trial {key} belongs to an earlier tuning {name} that is still being deleted; it is tried again"
-            )
-        # Remembered only after a write that is known to have been done; and what is remembered must be all.
-        if known is not None:
-            self._trials[name] = {**known, key: (written["metadata"]["resourceVersion"], trial)}
+        with self._memory.changing((self._namespace, name)):
+            try:
+                written = self._patch_trial(key, status)
+            except NotFound:
+                with suppress(AlreadyExists):
+                    self._kube.create(TRIALS, _new_trial(name, uid, key, trial), self._namespace)
+                written = self._patch_trial(key, status)
+            if not _owned(written, uid):
+                raise PortError(
+                    f"Trial {key} belongs to an earlier tuning {name} that is still being deleted; it is tried again"
+                )
+        self._memory.wrote((self._namespace, name), written)
 
     def clear_trials(self, name: str) -> None:
         """Forget the trials of a tuning that starts anew."""
-        self._trials.pop(name, None)
-        self._kube.delete_all(TRIALS, self._namespace, labels=f"{TUNING_LABEL}={name}")
+        with self._memory.changing((self._namespace, name)):
+            self._kube.delete_all(TRIALS, self._namespace, labels=f"{TUNING_LABEL}={name}")
+        self._memory.forget((self._namespace, name))
 
     def decide(self, name: str, decision: Decision) -> None:
         """Keep a person's decision; raises `Refused` when there is no such tuning."""
@@ -220,24 +204,35 @@ class KubernetesStore:
     def decisions(self, name: str) -> list[Decision]:
         """Every decision ever taken on this tuning, oldest first."""
         found = self._find(name)
-        taken = (found.get("status") or {}).get("decisions") or [] if found is not None else []
-        return [_decision(each, name) for each in taken]
+        return decisions_of(found) if found is not None else []
 
     def delete(self, name: str) -> None:
         """Forget the tuning and all that belongs to it; what it owns goes by garbage collection."""
         self._kube.delete(TUNINGS, name, self._namespace)
         self._uids.pop(name, None)
-        self._forget(name)
+        self._told.pop(name, None)
+        self._memory.forget((self._namespace, name))
 
     def keep(self, names: Collection[str]) -> None:
         """Forget what is remembered of tunings that are not among `names`: they are gone."""
-        for name in {*self._trials, *self._told} - set(names):
-            self._forget(name)
+        for name in self._told.keys() - set(names):
+            self._told.pop(name, None)
 
-    def _forget(self, name: str) -> None:
-        """What was remembered was of another Tuning of this name. How often it was written goes on counting."""
-        self._trials.pop(name, None)
-        self._told.pop(name, None)
+    def written(self, name: str) -> int:
+        """The version of the record that was written here last; 0: none was."""
+        return self._versions.get(name, 0)
+
+    def find(self, name: str) -> Json | None:
+        """The Tuning as it is now, which is the one that is meant from here on; None: as in `load`, or invalid."""
+        found = self._find(name)
+        if found is not None and self._uids.get(name) != found["metadata"]["uid"]:
+            self._told.pop(name, None)
+            self._uids[name] = found["metadata"]["uid"]
+        return found
+
+    def record_of(self, found: Json) -> TuningRecord | None:
+        """The record of a Tuning as it was read; None when it never had a valid spec. Raises `Refused`."""
+        return record_of(found, self._clock.now())
 
     def _find(self, name: str) -> Json | None:
         """The Tuning; None when it is not there or is being deleted."""
@@ -256,17 +251,6 @@ class KubernetesStore:
                 return None
             self._uids[name] = found["metadata"]["uid"]
         return self._uids[name]
-
-    def _record(self, found: Json) -> TuningRecord | None:
-        name = found["metadata"]["name"]
-        tuning, _ = _read_spec(found)
-        packed = (found.get("status") or {}).get("record")
-        if packed:
-            stored = _unpack(TuningRecord, packed, f"Tuning {name}")
-            return stored if tuning is None or tuning == stored.tuning else update(stored, tuning=tuning)
-        if tuning is None:
-            return None
-        return TuningRecord(tuning=tuning, spec_hash=tuning.spec.spec_hash, phase_since=self._clock.now())
 
     def _create(self, record: TuningRecord) -> Json:
         """The Tuning of a record that was not read from one."""
@@ -287,8 +271,8 @@ class KubernetesStore:
         # The record may have been read before an edit: then the status is not yet about the new generation.
         seen = tuning == record.tuning or bool(faults) or not before.get("observedGeneration")
         observed = generation if seen else before["observedGeneration"]
-        known = self._trials.get(name)
-        trials = [trial for _, trial in known.values()] if known is not None else self.trials(name)
+        known = self._memory.knows((self._namespace, name))
+        trials = self._memory.of((self._namespace, name), found["metadata"]["uid"]) if known else self.trials(name)
         shown = conditions(record, faults, generation=observed, before=known_conditions(before), now=self._clock.now())
         kept = {key: before[key] for key in ("decisions", "told") if key in before}
         return {
@@ -313,6 +297,28 @@ class KubernetesStore:
 
     def _patch_trial(self, key: str, status: Json) -> Json:
         return self._kube.patch(TRIALS, key, status, self._namespace, type=PatchType.MERGE, subresource="status")
+
+
+def record_of(found: Json, now: float) -> TuningRecord | None:
+    """The record of a Tuning, with its spec as it is; a new one of `now` where there is none yet.
+
+    None when it never had a valid spec. Raises `Refused` for a record that can't be read.
+    """
+    name = found["metadata"]["name"]
+    tuning, _ = _read_spec(found)
+    packed = (found.get("status") or {}).get("record")
+    if packed:
+        stored = read_record(TuningRecord, packed, f"Tuning {name}")
+        return stored if tuning is None or tuning == stored.tuning else update(stored, tuning=tuning)
+    if tuning is None:
+        return None
+    return TuningRecord(tuning=tuning, spec_hash=tuning.spec.spec_hash, phase_since=now)
+
+
+def decisions_of(found: Json) -> list[Decision]:
+    """The decisions in a Tuning's status, oldest first. Raises `Refused` for one that can't be read."""
+    name = found["metadata"]["name"]
+    return [_decision(each, name) for each in (found.get("status") or {}).get("decisions") or []]
 
 
 def _read_spec(found: Json) -> tuple[Tuning | None, list[str]]:
@@ -370,14 +376,3 @@ def _decision(entry: Mapping[str, object], name: str) -> Decision:
         return Decision.model_validate({key: value for key, value in entry.items() if key != "id"})
     except ValidationError as error:
         raise Refused(f"a decision in the status of Tuning {name} can't be read: {error.errors()[0]['msg']}") from error
-
-
-def _unpack(kind: type[_Record], packed: str, what: str) -> _Record:
-    try:
-        return unpack(kind, packed)
-    except ValueError as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise Refused(
-            f"the record in the status of {what} can't be read by this Tunewright ({reason}); "
-            "use the version that wrote it"
-        ) from error

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from tunewright.controller.decisions import live_approval
 from tunewright.domain.objective import objective_unit
@@ -17,6 +17,7 @@ from tunewright.domain.state import TrialOutcome, TrialPhase, TrialPurpose, Tria
 from tunewright.domain.tuning import Objective, PromotionMode, Tuning
 from tunewright.domain.verdict import Outcome
 from tunewright.kube.times import format_time
+from tunewright.ports import Refused
 
 Json = dict[str, Any]
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -49,6 +50,18 @@ def unpack(kind: type[_Model], text: str) -> _Model:
     if not unzipper.eof:
         raise ValueError("it is cut off, or far too large")
     return kind.model_validate_json(document)
+
+
+def read_record(kind: type[_Model], packed: str, what: str) -> _Model:
+    """As `unpack`, of the object that `what` names. Raises `Refused`."""
+    try:
+        return unpack(kind, packed)
+    except ValueError as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise Refused(
+            f"the record in the status of {what} can't be read by this Tunewright ({reason}); "
+            "use the version that wrote it"
+        ) from error
 
 
 def tuning_status(record: TuningRecord, trials: Sequence[TrialRecord]) -> Json:

@@ -7,6 +7,7 @@ from tunewright.kube.client import Kube
 from tunewright.kube.resources import TUNINGS
 from tunewright.ports import Clock, Key
 from tunewright.store.kubernetes import KubernetesStore
+from tunewright.store.kubernetes_trials import TrialMemory
 
 
 class KubernetesStores:
@@ -17,11 +18,11 @@ class KubernetesStores:
     """
 
     def __init__(
-        self, kube: Kube, own: str, clock: Clock, *, everywhere: bool = False, trials_last: float = 0.0
+        self, kube: Kube, own: str, clock: Clock, *, everywhere: bool = False, trials: TrialMemory | None = None
     ) -> None:
-        """`trials_last` is that of `KubernetesStore`, in seconds."""
+        """`trials` is that of `KubernetesStore`."""
         self.own, self.everywhere = own, everywhere
-        self._kube, self._clock, self._trials_last = kube, clock, trials_last
+        self._kube, self._clock, self._trials = kube, clock, trials
         self._stores: dict[str, KubernetesStore] = {}
         self._lock = threading.Lock()
 
@@ -37,13 +38,13 @@ class KubernetesStores:
         with self._lock:
             store = self._stores.get(namespace)
             if store is None:
-                store = KubernetesStore(self._kube, namespace, self._clock, trials_last=self._trials_last)
+                store = KubernetesStore(self._kube, namespace, self._clock, trials=self._trials)
                 self._stores[namespace] = store
             return store
 
     def tunings(self) -> list[Key]:
         """Every Tuning that is not being deleted, sorted: one list of the API server's."""
-        found = (each["metadata"] for each in self._kube.list(TUNINGS, self.scope).items)
+        found = (each["metadata"] for each in self._kube.list(TUNINGS, self.scope, metadata_only=True).items)
         keys = sorted((str(each["namespace"]), str(each["name"])) for each in found if "deletionTimestamp" not in each)
         self.keep(keys)
         return keys

@@ -230,4 +230,12 @@ WATCH_AGE = _of_process(
     "resource",
 )
 
+API_REQUESTS = _of_process(
+    "api_server_requests_total",
+    "counter",
+    "Requests sent to the Kubernetes API server, each try counted, by verb and resource as in RBAC, and HTTP status "
+    "(none: there was no answer).",
+    "verb", "resource", "code",
+)  # fmt: skip
+
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

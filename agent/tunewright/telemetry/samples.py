@@ -1,5 +1,6 @@
 """A tuning's record and trials as samples of the exported metrics. Pure."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from tunewright.controller.deadlines import deadline
@@ -10,7 +11,6 @@ from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Histogram
 from tunewright.domain.redact import redact
 from tunewright.domain.state import TrialOutcome, TrialPhase, TrialPurpose, TrialRecord, TuningRecord
-from tunewright.domain.step import age
 from tunewright.domain.tuning import LATENCIES, PERCENTILES
 from tunewright.domain.verdict import Outcome, Verdict
 from tunewright.telemetry import catalog
@@ -39,17 +39,20 @@ MAX_TEXT = 200
 """Characters of a label that tells what a candidate changes."""
 
 Sample = tuple[catalog.Metric, tuple[str, ...], float]
+Age = tuple[catalog.Metric, tuple[str, ...], float, float | None]
+"""A sample that grows: metric, labels, since when, and until when; None: it still does."""
 
 
-def tuning_samples(
-    record: TuningRecord, trials: Sequence[TrialRecord], now: float, namespace: str = ""
-) -> list[Sample]:
-    """Every sample of one tuning; `namespace` is empty outside of Kubernetes, where there is none."""
+def tuning_samples(record: TuningRecord, trials: Sequence[TrialRecord], namespace: str = "") -> list[Sample]:
+    """Every sample of one tuning that holds until its records change.
+
+    `namespace` is empty outside of Kubernetes, where there is none.
+    """
     found = (
-        *_phase(record, trials, now),
+        *_phase(record, trials),
         *_asked_for(record),
         *_traffic(record),
-        *_trials(record, trials, now),
+        *_trials(trials),
         *_objective(record, trials),
         *_effects(record, trials),
         *_gpu_seconds(trials),
@@ -60,10 +63,30 @@ def tuning_samples(
     return [(metric, (namespace, record.name, *labels), value) for metric, labels, value in found]
 
 
-def _phase(record: TuningRecord, trials: Sequence[TrialRecord], now: float) -> Iterator[Sample]:
+def tuning_ages(record: TuningRecord, trials: Sequence[TrialRecord], namespace: str = "") -> list[Age]:
+    """The samples of one tuning that grow with time."""
+    found: list[Age] = [(catalog.PHASE_SECONDS, (), record.phase_since + record.waited, record.suspended_since)]
+    if record.phase is Phase.AWAITING_APPROVAL:
+        since = record.approval_since if record.approval_since is not None else record.phase_since
+        found.append((catalog.APPROVAL_WAITING_SECONDS, (), since, None))
+    if record.suspended_since is None:
+        first: dict[str, float] = {}
+        for trial in running(trials):
+            since = trial.phase_since or math.inf  # one that was only just proposed has no moment yet
+            first[trial.phase.value] = min(first.get(trial.phase.value, math.inf), since)
+        found += [(catalog.SPARE_PHASE_SECONDS, (phase,), since, None) for phase, since in first.items()]
+    return [(metric, (namespace, record.name, *labels), since, until) for metric, labels, since, until in found]
+
+
+def seconds_of(age: Age, now: float) -> float:
+    """How long it is by now; never below 0."""
+    _, _, since, until = age
+    return max(0.0, (now if until is None else until) - since)
+
+
+def _phase(record: TuningRecord, trials: Sequence[TrialRecord]) -> Iterator[Sample]:
     for phase in Phase:
         yield catalog.PHASE, (phase.value,), float(phase is record.phase)
-    yield catalog.PHASE_SECONDS, (), age(record, now)
     limit = deadline(record, trials)
     if limit is not None:
         yield catalog.PHASE_DEADLINE, (), limit
@@ -71,11 +94,7 @@ def _phase(record: TuningRecord, trials: Sequence[TrialRecord], now: float) -> I
         yield catalog.PHASE_START, (phase.value,), at
     yield catalog.SUSPENDED, (), float(record.suspended_since is not None)
     yield catalog.STEP_FAILURES, (), float(record.errors)
-    waiting = record.phase is Phase.AWAITING_APPROVAL
-    yield catalog.APPROVAL_WAITING, (), float(waiting)
-    if waiting:
-        since = record.approval_since if record.approval_since is not None else record.phase_since
-        yield catalog.APPROVAL_WAITING_SECONDS, (), max(0.0, now - since)
+    yield catalog.APPROVAL_WAITING, (), float(record.phase is Phase.AWAITING_APPROVAL)
     yield catalog.ROLLBACKS, (), float(sum(change.phase is Phase.ROLLING_BACK for change in record.history))
     yield catalog.FOREIGN, (), float(bool(record.foreign))
     if record.drift is not None:
@@ -117,7 +136,7 @@ def _lengths(kind: str, mean: float, lengths: Histogram) -> Iterator[Sample]:
             yield catalog.TRAFFIC_TOKENS, (kind, statistic), value
 
 
-def _trials(record: TuningRecord, trials: Sequence[TrialRecord], now: float) -> Iterator[Sample]:
+def _trials(trials: Sequence[TrialRecord]) -> Iterator[Sample]:
     for purpose in TrialPurpose:
         mine = [trial for trial in trials if trial.purpose is purpose]
         for outcome in TrialOutcome:
@@ -127,13 +146,6 @@ def _trials(record: TuningRecord, trials: Sequence[TrialRecord], now: float) -> 
     kinds = [trial.failure.kind for trial in trials if trial.failure is not None]
     for kind in sorted(set(kinds)):
         yield catalog.TRIAL_FAILURES, (kind.value,), float(kinds.count(kind))
-    if record.suspended_since is None:
-        longest: dict[str, float] = {}
-        for trial in running(trials):
-            since = trial.phase_since or now  # one that was only just proposed has no moment yet
-            longest[trial.phase.value] = max(longest.get(trial.phase.value, 0.0), now - since)
-        for phase, seconds in longest.items():
-            yield catalog.SPARE_PHASE_SECONDS, (phase,), seconds
 
 
 def _objective(record: TuningRecord, trials: Sequence[TrialRecord]) -> Iterator[Sample]:

@@ -207,7 +207,7 @@ class KubernetesSpare:
                         kind=FailureKind.UNSCHEDULABLE, cause=f"given up after {waited:.0f} s: {waiting}", advice=advice
                     )
                 )
-            return ServerStatus(ServerPhase.STARTING, detail=f"waiting for {waited:.0f} s: {waiting}")
+            return ServerStatus(ServerPhase.STARTING, detail=f"waiting for {waited:.0f} s: {waiting}", waiting=True)
         begun = pods.started_at(pod, template.name)
         waited = self._since(f"start/{pod['metadata']['uid']}", begun)
         detail = f"starting for {waited:.0f} s"

@@ -88,7 +88,9 @@ class _Roll:
         self.view, self.plan = view, plan
         self.wanted_updated = min(plan.updated, view.replicas)
         self.partial = 0 < self.wanted_updated < view.replicas
-        self.wanted = plan.candidate if self.wanted_updated else plan.baseline
+        # Scaled to nothing, it keeps for its return what it was updated to.
+        forward = self.wanted_updated > 0 or (view.replicas == 0 and plan.updated > 0)
+        self.wanted = plan.candidate if forward else plan.baseline
         self.good = {plan.baseline.hash}
         if self.wanted_updated and not self.partial:
             self.good.add(plan.candidate.hash)

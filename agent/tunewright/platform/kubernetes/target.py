@@ -133,16 +133,15 @@ class DeploymentTarget:
             raise Refused(f"the plan updates {plan.updated} replicas")
         seen = self._see()
         # The others scale it while we roll: what the plan wants of more replicas than there are, it wants of all.
-        foreign = ""
+        foreign, changed = "", True
         try:
-            self._take(decide(self._view(seen, plan), plan), seen, plan)
-            self._let_in(seen, plan)
+            acted = self._take(decide(self._view(seen, plan), plan), seen, plan)
+            changed = self._let_in(seen, plan) or acted
         except KubeConflict as conflict:
             if not conflict.causes:
                 raise
             foreign = f"fields of Deployment {self._target.name} are owned by others: {'; '.join(owners(conflict))}"
-        seen = self._see()
-        return self._status(seen, plan, foreign)
+        return self._status(self._see() if changed else seen, plan, foreign)
 
     def recommend(self, candidate: Candidate) -> str:
         """What a person would change by hand to run `candidate`: the command, and a patch for kubectl or kustomize."""
@@ -246,7 +245,8 @@ class DeploymentTarget:
 
     # --- doing ---
 
-    def _take(self, action: Action, seen: _Seen, plan: TargetPlan) -> None:
+    def _take(self, action: Action, seen: _Seen, plan: TargetPlan) -> bool:
+        """Whether anything was done."""
         if action.do is Do.EXTRA and action.candidate is not None:
             self._canary.create(seen.deployment, seen.template, action.candidate)
         elif action.do is Do.RETIRE and seen.canary is not None:
@@ -260,6 +260,7 @@ class DeploymentTarget:
             restoring = action.do is Do.RESTORE
             leaves = leaves_for(seen.template, action.candidate, note, self._ours(seen))
             self._write(note.ended() if restoring else note, leaves, paused=action.paused, rolling=not restoring)
+        return action.do is not Do.WAIT
 
     def _note(self, seen: _Seen, plan: TargetPlan) -> Note:
         note = seen.note
@@ -276,13 +277,15 @@ class DeploymentTarget:
         except Invalid as error:
             raise Refused(f"the API server refuses the change of Deployment {self._target.name}: {error}") from error
 
-    def _let_in(self, seen: _Seen, plan: TargetPlan) -> None:
-        """Give the extra server requests once it has answered, while it is wanted."""
+    def _let_in(self, seen: _Seen, plan: TargetPlan) -> bool:
+        """Give the extra server requests once it has answered, while it is wanted. Whether one may have been given."""
         extra = self._extra(seen)
         if extra is None or extra.retiring or extra.ending:
-            return
+            return False
         if extra.candidate in (plan.baseline.hash, plan.candidate.hash):
             self._canary.let_in(seen.deployment, seen.canary_pods)
+            return True
+        return False
 
     def _ours(self, seen: _Seen) -> frozenset[str]:
         return own_variables(seen.deployment, seen.template.name)

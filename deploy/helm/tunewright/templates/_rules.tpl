@@ -7,7 +7,7 @@
   verbs: [update]
 - apiGroups: [tunewright.dev]
   resources: [trials]
-  verbs: [list, create, deletecollection]
+  verbs: [list, watch, create, deletecollection]
 - apiGroups: [tunewright.dev]
   resources: [trials/status]
   verbs: [patch]
