@@ -142,7 +142,11 @@ class Cluster:
 
     def _keys(self) -> list[Key]:
         self._begin_term()
-        keys = self.seen.known() if self.wakes.trouble() is None else [_key(each) for each in self._tunings()]
+        keys = (
+            self.seen.known()
+            if self.wakes.trouble() is None
+            else [_key(each) for each in self._tunings(self.stores.scope)]
+        )
         self.stores.keep(keys)
         return keys
 
@@ -156,9 +160,9 @@ class Cluster:
             self._release_abandoned(self.stores.scope)  # what tunings that were deleted meanwhile left half-way
             self._term = term
 
-    def _tunings(self) -> list[Json]:
+    def _tunings(self, namespace: str | None) -> list[Json]:
         """The metadata of all Tunings as they are now."""
-        return [each["metadata"] for each in self.kube.list(TUNINGS, self.stores.scope, metadata_only=True).items]
+        return [each["metadata"] for each in self.kube.list(TUNINGS, namespace, metadata_only=True).items]
 
     def _step(self, key: Key) -> float | None:
         self._begin_term()
@@ -213,7 +217,7 @@ class Cluster:
         self._contexts.pop(key, None)
 
     def _release_abandoned(self, namespace: str | None) -> None:
-        live = {str(each["uid"]) for each in self._tunings()}
+        live = {str(each["uid"]) for each in self._tunings(namespace)}
         for told in release_abandoned(self.kube, namespace, live, self.clock):
             _log.warning(told)
 

@@ -215,10 +215,10 @@ def test_what_a_deleted_tuning_may_have_left_is_looked_for_in_its_own_namespace_
 
     monkeypatch.setattr(fake, "list", listed)
     drive(fake, cluster, lambda: True)
-    assert asked == [None], "once, when it begins to lead"
+    assert asked == [None, None], "the watch's own list, and once when it begins to lead"
     cluster.manager.queue.add(B)
     drive(fake, cluster, lambda: True)
-    assert asked == [None, B[0]]
+    assert asked == [None, None, B[0]]
 
 
 def test_a_namespace_that_goes_with_its_deployment_is_no_fault(
