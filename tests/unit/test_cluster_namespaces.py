@@ -207,18 +207,18 @@ def test_what_a_deleted_tuning_may_have_left_is_looked_for_in_its_own_namespace_
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in all of a cluster's Deployments, each time that a Tuning of anybody's is deleted."""
-    cluster, asked, real = controller(fake), list[str | None](), fake.list
+    cluster, asked = controller(fake), list[str | None]()
 
-    def listed(resource: Resource, namespace: str | None = None, **more: Any) -> Any:
-        asked.extend([namespace] if resource is DEPLOYMENTS else [])
-        return real(resource, namespace, **more)
+    def looked(_kube: object, namespace: str | None, *_rest: object) -> list[str]:
+        asked.append(namespace)
+        return []
 
-    monkeypatch.setattr(fake, "list", listed)
+    monkeypatch.setattr(module, "release_abandoned", looked)
     drive(fake, cluster, lambda: True)
-    assert asked == [None, None], "the watch's own list, and once when it begins to lead"
+    assert asked == [None], "once, when it begins to lead"
     cluster.manager.queue.add(B)
     drive(fake, cluster, lambda: True)
-    assert asked == [None, None, B[0]]
+    assert asked == [None, B[0]]
 
 
 def test_a_namespace_that_goes_with_its_deployment_is_no_fault(
