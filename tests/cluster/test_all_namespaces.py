@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -79,8 +80,8 @@ def limited(
     bearer = token("tunewright", "https://kubernetes.default.svc")
     configuration.api_key = {"authorization": f"Bearer {bearer}"}
 
-    def connect(may_write: Callable[[], bool] = lambda: True) -> Kube:
-        return Kube(configuration, namespace=namespace, may_write=may_write)
+    def connect(**more: Any) -> Kube:
+        return Kube(configuration, namespace=namespace, **more)
 
     with (
         bound_everywhere(admin, name, namespace, "tunewright"),
