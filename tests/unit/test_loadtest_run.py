@@ -124,7 +124,7 @@ def test_an_open_loop_sends_by_the_clock():
 
 def test_an_open_loop_past_saturation_says_so():
     workload = Workload(rate=200, prompt_tokens=Lengths(fixed=16), output_tokens=Lengths(fixed=50))
-    found = measured(Behaviour(token_seconds=0.03), workload=workload, duration=2.0, max_warmup=0.0)
+    found = measured(Behaviour(token_seconds=0.03), workload=workload, duration=5.0, max_warmup=0.0)
     assert any("saturated" in reason for reason in found.void)
     assert not found.warmup_settled
 
