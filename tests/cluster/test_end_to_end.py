@@ -93,6 +93,9 @@ def test_eight_tunings_at_once_end_as_they_should_with_no_failed_request(
         for field in ("paused", "strategy", "minReadySeconds", "replicas"):
             assert after.get(field) == spec.get(field), (name, field)
         assert after["template"]["spec"] == spec["template"]["spec"], name
+    kubectl(
+        "-n", NAMESPACE, "delete", "deployment,service", *urls, "--wait=false"
+    )  # its GPUs are wanted by other tests
 
 
 def all_of_them(*stories: Callable[[], None]) -> None:

@@ -31,7 +31,13 @@ def container(args: list[str], **more: object) -> Json:
         "args": args,
         "ports": [{"containerPort": 8000}],
         "resources": {"requests": {"cpu": "50m"}},
-        "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 1},
+        # Patient: on two cores with eight tunings a probe may take seconds, and without one ready pod requests are refused.
+        "readinessProbe": {
+            "httpGet": {"path": "/health", "port": 8000},
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+            "failureThreshold": 5,
+        },
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", "4"]}}},
         **more,
     }
