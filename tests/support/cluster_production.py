@@ -31,7 +31,7 @@ def container(args: list[str], **more: object) -> Json:
         "args": args,
         "ports": [{"containerPort": 8000}],
         "resources": {"requests": {"cpu": "50m"}},
-        # Patient: on two cores with eight tunings a probe may take seconds, and without one ready pod requests are refused.
+        # Patient: eight tunings on two cores make a probe wait, and without a ready pod requests are refused.
         "readinessProbe": {
             "httpGet": {"path": "/health", "port": 8000},
             "periodSeconds": 1,
