@@ -172,7 +172,8 @@ class LocalTuning:
             except PortError as error:
                 if self.clock.monotonic() - good > TROUBLE_LIMIT:
                     raise
-                print(f"Trying again in {TROUBLE_WAIT:.0f} s: {error}", file=sys.stderr, flush=True)
+                with suppress(OSError):
+                    print(f"Trying again in {TROUBLE_WAIT:.0f} s: {error}", file=sys.stderr, flush=True)
                 if stop.wait(TROUBLE_WAIT):
                     raise
                 self._supervise(self.record)

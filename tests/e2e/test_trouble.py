@@ -70,7 +70,7 @@ def test_a_disk_that_fills_up_meanwhile_is_waited_for_and_nothing_is_lost(tmp_pa
             now = {t.id: t.model_dump_json() for t in box.trials()}
             assert before.items() <= now.items()
             assert agent.interrupt() == 130
-            assert traffic.end()["failures"] == {}
+            assert traffic.end()["failures"] == {}, agent.output()
         box.command("stop", str(box.file))
         assert box.processes() == []
 

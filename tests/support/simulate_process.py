@@ -87,10 +87,14 @@ class Running:
 
 @contextmanager
 def serving(
-    tmp_path: Path, *arguments: str, ready: bool = True, env: dict[str, str] | None = None
+    tmp_path: Path,
+    *arguments: str,
+    ready: bool = True,
+    env: dict[str, str] | None = None,
+    log: Path | None = None,
 ) -> Iterator[Running]:
     port = free_port()
-    log = tmp_path / f"server-{port}.log"
+    log = log or tmp_path / f"server-{port}.log"
     argv = command("m", "--host", "127.0.0.1", "--port", str(port), *arguments)
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -503,3 +503,28 @@ def test_the_process_reads_its_routes_tells_its_counts_and_finishes_what_it_bega
         assert told["backends"][0]["inFlight"] == 0
         assert told["backends"][0]["requests"] >= 2
         assert told["unrouted"] >= 1
+
+
+def test_a_full_disk_costs_its_log_and_its_status_and_no_request(tmp_path: Path) -> None:
+    port, server_port = first_port(), first_port() + 500
+    routes, full = tmp_path / "routes.json", Path("/dev/full")
+    module = [sys.executable, "-m", "tunewright.platform.process.proxy", "--listen", f"127.0.0.1:{port}"]
+    fake = str(Path(__file__).parents[1] / "support" / "fake_vllm.py")
+    with nothing_left(tmp_path):
+        files = ["--routes", str(routes), "--status", str(tmp_path / "no-such-folder" / "status.json")]
+        children.spawn([*module, *files], os.environ, tmp_path, full, full, tmp_path / "p" / "child.json")
+        log = tmp_path / "log"
+        server = [sys.executable, "-S", fake, "serve", "fake", "--port", str(server_port)]
+        children.spawn(server, os.environ, tmp_path, log, log, tmp_path / "s" / "child.json")
+
+        def code() -> int:
+            try:
+                return http.call("GET", f"http://127.0.0.1:{port}/health", 2.0).status
+            except http.Unreachable:
+                return 0
+
+        wait_for(lambda: code() == 503)
+        part = tmp_path / "part"
+        part.write_text(Routes(2, (Route("a", f"http://127.0.0.1:{server_port}", 1.0, False),)).to_json())
+        part.replace(routes)
+        wait_for(lambda: code() == 200)

@@ -308,3 +308,9 @@ def test_a_machine_that_is_too_slow_gives_no_time_to_first_token_below_zero(tmp_
         assert server.metric("vllm:time_to_first_token_seconds_sum") > before
         first.close()
         second.close()
+
+
+def test_a_log_on_a_full_disk_costs_no_request(tmp_path: Path) -> None:
+    with serving(tmp_path, *QUICK, log=Path("/dev/full")) as server:
+        assert server.complete(prompt=[1, 2, 3], max_tokens=3)["usage"]["completion_tokens"] == 3
+        assert server.complete(prompt=[1, 2, 3], max_tokens=3)["usage"]["completion_tokens"] == 3

@@ -258,3 +258,16 @@ def test_what_is_left_of_time_and_gpu_minutes_is_told():
     assert left_text(waits, [trial(0, BASELINE)], T0 + 5) == (
         "in AwaitingApproval for 5 s, 1.8 minutes of the spare used"
     )
+
+
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+def test_what_cant_be_written_is_left_out_and_the_tuning_goes_on():
+    for is_plain in (True, False):
+        console = Console(FullDisk(), plain=is_plain, zone=UTC)
+        console.tell("a line")
+        console.update(record(Phase.SEARCHING, baseline=BASELINE), search_trials(), LiveStatus())
+        console.close()

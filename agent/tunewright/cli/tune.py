@@ -73,8 +73,8 @@ def tune(
         if anew:
             local.start_anew()
         with serve_api(local, listen) as api, Console(plain=plain or None) as console:
-            print(f"Production: {local.target.describe()}")
-            print(f"REST API: {api.url} with the token in {api.token_file}; docs at {api.url}/docs")
+            console.tell(f"Production: {local.target.describe()}")
+            console.tell(f"REST API: {api.url} with the token in {api.token_file}; docs at {api.url}/docs")
             record = local.run(
                 stop,
                 lambda record, live: console.update(record, local.store.trials(record.name), live),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,16 +25,17 @@ _BANNER = (
 
 
 class Log:
-    """vLLM's log lines: process, level, time, source, text. To stdout, as vLLM's are."""
+    """vLLM's log lines: process, level, time, source, text. To stdout, as vLLM's are.
+
+    As with Python's logging, a line that can't be written (a full disk) is lost, and nothing else.
+    """
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
 
     def line(self, process: str, level: str, source: str, text: str) -> None:
-        stamp = time.strftime("%m-%d %H:%M:%S")
-        for part in text.split("\n"):
-            self._out.write(f"({process} pid={os.getpid()}) {level} {stamp} [{source}] {part}\n")
-        self._out.flush()
+        head = f"({process} pid={os.getpid()}) {level} {time.strftime('%m-%d %H:%M:%S')} [{source}]"
+        self.plain("\n".join(f"{head} {part}" for part in text.split("\n")))
 
     def api(self, source: str, text: str, level: str = "INFO") -> None:
         self.line("APIServer", level, source, text)
@@ -43,8 +45,9 @@ class Log:
 
     def plain(self, text: str) -> None:
         """A line of the HTTP server's own log."""
-        self._out.write(f"{text}\n")
-        self._out.flush()
+        with suppress(OSError):
+            self._out.write(f"{text}\n")
+            self._out.flush()
 
 
 def traceback(last: str, frames: tuple[str, ...] = ("entrypoints/cli/serve.py", "engine/arg_utils.py")) -> str:
@@ -186,5 +189,6 @@ def engine_died(log: Log, cause: str) -> None:
     dead = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for "
     inside = traceback(dead + "the root cause.", ("v1/engine/async_llm.py",))
     log.api("async_llm.py:906", f"AsyncLLM output_handler failed.\n{inside.rstrip()}", "ERROR")
-    sys.stderr.write(f"Process EngineCore:\n{traceback(cause, ('v1/engine/core.py',))}")
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.write(f"Process EngineCore:\n{traceback(cause, ('v1/engine/core.py',))}")
+        sys.stderr.flush()

@@ -5,6 +5,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 from types import TracebackType
@@ -105,7 +106,19 @@ class Console:
         self._ended = False
 
     def update(self, record: TuningRecord, trials: Sequence[TrialRecord], live: LiveStatus) -> None:
-        """Show what is new since the last call. Calling it again with the same changes nothing."""
+        """Show what is new since the last call. Calling it again with the same changes nothing.
+
+        What can't be written (a full disk, a terminal that is gone) is left out: it is in the records.
+        """
+        with suppress(OSError):
+            self._update(record, trials, live)
+
+    def tell(self, line: str) -> None:
+        """One line as it is; left out where it can't be written."""
+        with suppress(OSError):
+            self._rich.print(Text(line))
+
+    def _update(self, record: TuningRecord, trials: Sequence[TrialRecord], live: LiveStatus) -> None:
         if len(record.history) < self._history or not {trial.id for trial in trials} >= self._trials.keys():
             self._history, self._trials, self._ended = 0, {}, False  # the tuning was started anew
         told = self._new_phases(record) + (self._new_trials(record, trials) if self._plain else [])
@@ -128,9 +141,10 @@ class Console:
 
     def close(self) -> None:
         """Take the live view away and leave the terminal as it was; lines that were told stay. May be called again."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        live, self._live = self._live, None
+        if live is not None:
+            with suppress(OSError):
+                live.stop()
 
     def __enter__(self) -> "Console":
         return self

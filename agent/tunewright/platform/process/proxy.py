@@ -61,7 +61,8 @@ class ReverseProxy:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         ticker = loop.create_task(self._tick())
-        print(f"listening on {host}:{port}", flush=True)
+        with contextlib.suppress(OSError):
+            print(f"listening on {host}:{port}", flush=True)
         await stop.wait()
         self.closing = True
         server.close()
@@ -112,7 +113,8 @@ class ReverseProxy:
     def _complain(self, text: str) -> None:
         if text != self._complaint:
             self._complaint = text
-            print(f"{time.strftime('%FT%T%z')} {text}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # its log is on the disk that may be full
+                print(f"{time.strftime('%FT%T%z')} {text}", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
