@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.measurement import Measurement
 from tunewright.domain.profile import TrafficProfile
@@ -152,7 +153,10 @@ class Spare(Protocol):
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One load test: what is sent where, for how long, judged by what."""
+    """One load test: what is sent where, for how long, judged by what.
+
+    `quality_prompts` prompts of the workload's lengths are answered greedily after it, or `prompts` where given.
+    """
 
     url: str
     workload: Workload
@@ -163,6 +167,7 @@ class LoadRequest:
     seed: int
     quality_prompts: int = 0
     quality_max_tokens: int = 0
+    prompts: Sequence[QualityPrompt] = ()
     api_key_file: str | None = None
 
 
@@ -183,7 +188,7 @@ class LoadStatus:
     detail: str = ""
     progress: float = 0.0
     measurement: Measurement | None = None
-    answers: Sequence[Sequence[str]] = ()
+    answers: Sequence[Answer] = ()
 
 
 class LoadTest(Protocol):

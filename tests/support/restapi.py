@@ -14,6 +14,7 @@ from tunings import tuning
 from tunewright.api.app import LOCAL_HOSTS, create_app
 from tunewright.api.auth import OwnerMayAll, TokenFile, ensure_token
 from tunewright.controller.context import Context
+from tunewright.domain.answers import Answer
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import Estimate, GeneratorHealth, Latency, Measurement
 from tunewright.domain.phases import Phase
@@ -123,7 +124,7 @@ def trials() -> list[TrialRecord]:
                 finished_at=START,
                 outcome=TrialOutcome.COMPLETE,
                 measurement=measured(tokens, ttft),
-                answers=(("an", "answer"),),
+                answers=(Answer(prompt="p", text="an answer"),),
                 objective=tokens,
                 slo_margin=0.5,
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tunewright.controller.context import Context
 from tunewright.controller.reconcile import reconcile
+from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import Estimate, GeneratorHealth, Latency, Measurement
 from tunewright.domain.phases import TERMINAL
@@ -22,6 +23,7 @@ from tunewright.ports import (
     LoadStatus,
     PortError,
     Proposal,
+    Refused,
     Replica,
     Series,
     SeriesWindow,
@@ -105,6 +107,8 @@ class World:
         self.plans: list[TargetPlan] = []
         self.canary_behaviour: Behaviour | None = None
         self.lossy: tuple[str, ...] = ()
+        self.answers: Callable[[Candidate, int, int], list[Answer]] = lambda _what, _run, count: same_answers(count)
+        self.prompts: tuple[QualityPrompt, ...] | Refused = ()
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ("helm owns the arguments",)
 
@@ -120,7 +124,13 @@ class World:
             load=Wrapped(self, FakeLoad(self), "load"),  # type: ignore[arg-type]
             target=Wrapped(self, FakeTarget(self), "target"),  # type: ignore[arg-type]
             proposer=FakeProposer(self),
+            prompts=self.read_prompts,
         )
+
+    def read_prompts(self) -> tuple[QualityPrompt, ...]:
+        if isinstance(self.prompts, Refused):
+            raise self.prompts
+        return self.prompts
 
     def create(self, tuning: Tuning) -> TuningRecord:
         record = TuningRecord(tuning=tuning, spec_hash=tuning.spec.spec_hash, phase_since=self.clock.now())
@@ -274,7 +284,8 @@ class FakeLoad:
         candidate, _, _, slot = self.world.servers[run_id]
         self.world.runs[candidate.hash] = self.world.runs.get(candidate.hash, 0) + 1
         factor = self.world.noise(candidate.hash, self.world.runs[candidate.hash]) * self.world.speed(slot)
-        answers = [["same", "answer"]] * request.quality_prompts
+        count = len(request.prompts) or request.quality_prompts
+        answers = self.world.answers(candidate, self.world.runs[candidate.hash], count)
         return LoadStatus(
             LoadPhase.DONE,
             measurement=measured(self.world.behaviour(candidate), factor, self.world.clock.now()),
@@ -283,6 +294,13 @@ class FakeLoad:
 
     def cancel(self, run_id: str) -> None:
         self.world.loads.pop(run_id, None)
+
+
+def same_answers(count: int) -> list[Answer]:
+    """What every sound server says."""
+    words = (" the", " same", " answer")
+    top = tuple({word: -0.1, " else": -2.5} for word in words)
+    return [Answer(prompt=f"p{n}", text="".join(words), tokens=words, top=top) for n in range(count)]
 
 
 def measured(behaviour: Behaviour, factor: float = 1.0, now: float = 0.0) -> Measurement:

@@ -8,11 +8,12 @@ from world import BASELINE, BEST, Behaviour, FakeLoad, FakeSpare, World, oom, po
 
 from tunewright.controller.decisions import bound
 from tunewright.controller.reconcile import reconcile
+from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import TOUCHES_PRODUCTION, Phase
 from tunewright.domain.profile import Source
 from tunewright.domain.state import Decision, TuningRecord
-from tunewright.ports import LoadStatus
+from tunewright.ports import LoadStatus, Refused
 
 
 def waits(record: TuningRecord) -> bool:
@@ -219,6 +220,74 @@ def test_mode_auto_asks_nobody() -> None:
 def test_a_lossy_winner_must_pass_the_quality_gate(world: World) -> None:
     world.lossy = ("kv_cache_dtype",)
     assert world.run(until=lambda r: waits(r) or r.phase is Phase.NO_IMPROVEMENT).phase is Phase.AWAITING_APPROVAL
+
+
+def other_answers(candidate: Candidate, _run: int, count: int) -> list[Answer]:
+    """What a server says whose answers change with the knobs."""
+    words = ("the", "same" if candidate == BASELINE else "other", "answer")
+    return [Answer(prompt=f"p{n}", text=" ".join(words), tokens=words) for n in range(count)]
+
+
+def ended_or_waits(record: TuningRecord) -> bool:
+    return waits(record) or record.phase is Phase.NO_IMPROVEMENT
+
+
+def test_a_lossy_winner_that_changes_answers_is_turned_down(world: World) -> None:
+    world.lossy, world.answers = ("kv_cache_dtype",), other_answers
+    record = world.run(until=ended_or_waits)
+    assert record.phase is Phase.NO_IMPROVEMENT
+    assert "does not keep the answers: 33.3% of answer tokens agree" in record.sentence
+    assert "it changes what can change answers (kv_cache_dtype)" in record.sentence
+
+
+def test_a_lossless_winner_is_not_asked(world: World) -> None:
+    world.answers = other_answers
+    assert world.run(until=ended_or_waits).phase is Phase.AWAITING_APPROVAL
+    assert not any(trial.answers for trial in world.trials_now("demo"))
+
+
+def test_new_speculation_has_to_prove_that_it_is_lossless() -> None:
+    drafts = Candidate(values={"speculative_method": "ngram", "num_speculative_tokens": 2})
+    for answers, phase in ((other_answers, Phase.NO_IMPROVEMENT), (None, Phase.AWAITING_APPROVAL)):
+        world = World(behaviours={drafts.hash: Behaviour(tokens=1500.0, ttft=0.3)}, proposals=[drafts])
+        world.answers = answers or world.answers
+        world.create(tuning())
+        record = world.run(until=ended_or_waits)
+        assert record.phase is phase, record.sentence
+        assert answers is None or "its speculation (ngram) is new" in record.sentence
+
+
+def test_every_candidate_is_checked_where_the_tuning_says_so() -> None:
+    world = World()
+    world.answers = other_answers
+    world.create(tuning(quality={"always": True}))
+    record = world.run(until=ended_or_waits)
+    assert record.phase is Phase.NO_IMPROVEMENT
+    assert "quality.always is set" in record.sentence
+
+
+def test_three_starts_of_each_side_answer_and_no_more() -> None:
+    world = World(noise=lambda _hash, run: 1.0 + 0.4 * (run % 2))
+    world.lossy = ("kv_cache_dtype",)
+    world.create(tuning(confirm={"finalists": 1, "minRounds": 5, "maxRounds": 6, "minGain": "5%"}))
+    world.run(until=ended_or_waits)
+    answered = [t.candidate.hash for t in world.trials_now("demo") if t.answers]
+    assert (answered.count(BASELINE.hash), answered.count(BEST.hash)) == (3, 3)
+    assert len([t for t in world.trials_now("demo") if t.purpose == "confirm"]) >= 10
+
+
+def test_the_user_s_prompts_are_sent(world: World) -> None:
+    world.lossy, world.prompts = ("kv_cache_dtype",), (QualityPrompt(prompt="a"), QualityPrompt(prompt="b"))
+    world.run(until=waits)
+    assert {len(t.answers) for t in world.trials_now("demo") if t.answers} == {2}
+
+
+def test_bad_prompts_end_it_before_anything_is_started(world: World) -> None:
+    world.prompts = Refused("quality.promptsFile: line 1: is no JSON")
+    record = world.run()
+    assert record.phase is Phase.FAILED
+    assert "line 1: is no JSON" in record.sentence
+    assert not {"spare.start", "target.apply", "load.start"} & set(world.calls)
 
 
 @pytest.mark.parametrize("field", ["candidate", "spec", "baseline"])

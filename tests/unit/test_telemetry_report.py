@@ -26,6 +26,7 @@ from telemetry_samples import (
     tuning,
 )
 
+from tunewright.domain.answers import Answer
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import Estimate
 from tunewright.domain.phases import Phase
@@ -247,7 +248,9 @@ def test_credentials_reach_neither_the_page_nor_its_data():
 
 def test_the_gate_s_answers_are_not_in_the_report():
     held, _ = promoted()
-    assert "an answer" not in json.dumps(report_data(held, [trial(0, BASELINE, answers=(("an answer",),))]))
+    assert "an answer" not in json.dumps(
+        report_data(held, [trial(0, BASELINE, answers=(Answer(prompt="p", text="an answer"),))])
+    )
 
 
 def test_what_an_approver_should_know_stands_with_the_answer():

@@ -17,7 +17,7 @@ from tunewright.domain.state import Decision, TrialPurpose, TrialRecord, TuningR
 from tunewright.domain.tuning import PromotionMode
 from tunewright.domain.units import format_duration, format_share
 from tunewright.domain.verdict import Verdict
-from tunewright.knobs.catalogue import is_lossy
+from tunewright.knobs.catalogue import is_lossy, new_speculation
 
 
 class Binding(Model):
@@ -63,9 +63,12 @@ class SloLine(Model):
 class QualityView(Model):
     """The quality gate: whether the answers stay the same."""
 
-    required: bool = Field(description="Only a candidate with a lossy knob must pass it.")
+    required: bool = Field(description="It can change answers, its speculation is new, or `quality.always` is set.")
     passed: bool
     agreement: float | None = Field(description="Share of answer tokens before the first difference.")
+    divergence: float | None = Field(description="Symmetric KL of the next token's probabilities, in nats.")
+    accuracy: float | None = Field(description="Share of right answers, where the prompts have them.")
+    baseline_accuracy: float | None
     reason: str
 
 
@@ -158,7 +161,7 @@ def promotion_view(
         slo=_slo(record, old, new),
         differences=differences,
         lossy=lossy,
-        quality=_quality(record, runs, required=bool(lossy)),
+        quality=_quality(record, runs, lossy=bool(lossy)),
         notes=record.notes,
         approval=live_approval(record),
         pending=tuple(pending),
@@ -226,11 +229,21 @@ def _slo(record: TuningRecord, old: Sequence[TrialRecord], new: Sequence[TrialRe
     return (*latencies, errors)
 
 
-def _quality(record: TuningRecord, runs: Sequence[TrialRecord], *, required: bool) -> QualityView | None:
+def _quality(record: TuningRecord, runs: Sequence[TrialRecord], *, lossy: bool) -> QualityView | None:
     if record.winner is None or record.baseline is None:
         return None
-    verdict = judge_quality(record.baseline, record.winner, runs, record.tuning.spec.quality)
-    return QualityView(required=required, passed=verdict.passed, agreement=verdict.agreement, reason=verdict.reason)
+    quality = record.tuning.spec.quality
+    verdict = judge_quality(record.baseline, record.winner, runs, quality)
+    speculates = bool(new_speculation(record.winner.values, record.baseline.values))
+    return QualityView(
+        required=lossy or speculates or quality.always,
+        passed=verdict.passed,
+        agreement=verdict.agreement,
+        divergence=verdict.divergence,
+        accuracy=verdict.accuracy,
+        baseline_accuracy=verdict.baseline_accuracy,
+        reason=verdict.reason,
+    )
 
 
 def _rollout(record: TuningRecord) -> Rollout | None:

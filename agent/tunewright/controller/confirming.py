@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from tunewright.controller import spares
 from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
+from tunewright.controller.gating import must_prove
 from tunewright.controller.searching import advance_running, fault_of, stays
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import Phase
@@ -133,11 +134,10 @@ def _conclude(record: TuningRecord, mine: Sequence[TrialRecord], context: Contex
     better.sort(key=lambda f: f.gain.estimate.value if f.gain else 0.0, reverse=True)
     turned_down = []
     for finalist in better:
-        lossy = context.proposer.lossy(finalist.candidate, baseline)
-        if lossy:
+        if why := must_prove(record, finalist.candidate, context):
             quality = judge_quality(baseline, finalist.candidate, mine, spec.quality)
             if not quality.passed:
-                turned_down.append(f"{finalist.candidate.hash} changes answers ({', '.join(lossy)}): {quality.reason}")
+                turned_down.append(f"{finalist.candidate.hash} does not keep the answers: {quality.reason}; {why}")
                 continue
         return _won(record, finalist, context)
     reasons = "; ".join(turned_down) or _standing(record.finalists)

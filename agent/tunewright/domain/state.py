@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from tunewright.domain.answers import Answer
 from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.measurement import Estimate, Measurement
 from tunewright.domain.model import Model
@@ -121,7 +122,7 @@ class TrialRecord(Model):
     start_seconds: float | None = Field(default=None, description="From launch to the first completion.")
     outcome: TrialOutcome | None = None
     measurement: Measurement | None = None
-    answers: tuple[tuple[str, ...], ...] = Field(default=(), description="Greedy answers, for the quality gate.")
+    answers: tuple[Answer, ...] = Field(default=(), description="Greedy answers, for the quality gate.")
     failure: Failure | None = None
     objective: float | None = Field(default=None, description="Larger is better, also when minimizing.")
     slo_margin: float | None = Field(

@@ -327,13 +327,41 @@ class Confirm(Model):
 
 
 class Quality(Model):
-    """The gate that a candidate with a lossy knob must pass before it is promoted."""
+    """The gate before promotion for what could change answers: lossy knobs, and a speculation that is new."""
 
-    prompts: int = Field(default=16, ge=1, le=1000, description="Prompts answered greedily by both.")
+    always: bool = Field(default=False, description="Every candidate must pass it.")
+    prompts: int = Field(
+        default=16, ge=1, le=1000, description="Prompts answered greedily by both, as long as production's."
+    )
+    prompts_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description='Your own prompts instead: one `{"prompt": "…", "answer": "…"}` a line, `answer` as you like.',
+    )
+    prompts_config_map: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$",
+        description="In a cluster: the ConfigMap whose key `prompts.jsonl` holds them.",
+    )
     max_tokens: int = Field(default=32, ge=1, le=4096, description="Length of each answer in tokens.")
     min_agreement: Percentage = Field(
         default=0.98, description="Share of answer tokens up to the first difference, on average."
     )
+    max_divergence: float | None = Field(
+        default=None,
+        gt=0,
+        description="Largest mean divergence (symmetric KL, in nats) of the next token's probabilities. Left out: "
+        "0.05, where the servers tell log-probabilities; given: those that don't tell them do not pass.",
+    )
+    max_accuracy_loss: Percentage = Field(
+        default=0.01, description="Share of the prompts with an `answer` that may be lost."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.prompts_file is not None and self.prompts_config_map is not None:
+            raise ValueError("name only one of promptsFile and promptsConfigMap")
+        return self
 
 
 class PromotionMode(StrEnum):
@@ -446,6 +474,10 @@ class TuningSpec(Model):
             raise ValueError("target.urls needs spare.command: there is no command of production's to take")
         if self.target.deployment is not None and (self.spare.command or self.spare.environment):
             raise ValueError("the spare runs the target's own pod template: leave spare.command and environment out")
+        if self.quality.prompts_file is not None and self.target.deployment is not None:
+            raise ValueError("quality.promptsFile is for one machine: in a cluster name a ConfigMap, promptsConfigMap")
+        if self.quality.prompts_config_map is not None and self.target.deployment is None:
+            raise ValueError("quality.promptsConfigMap is for clusters: on one machine name a file, promptsFile")
         if self.spare.command and not any("{port}" in word for word in self.spare.command):
             raise ValueError("spare.command must contain {port}, as in: --port {port}")
         if self.target.replicas == 0:
