@@ -14,14 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tunings import tuning
-from world import BASELINE, BEST, Behaviour, FakeLoad, Killed, World, oom
+from world import BASELINE, BEST, Behaviour, Killed, World, oom
 
 from tunewright.controller.decisions import bound
 from tunewright.controller.reconcile import reconcile
+from tunewright.domain.answers import Answer
+from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION, Phase
 from tunewright.domain.state import TuningRecord
 from tunewright.domain.verdict import Outcome
-from tunewright.ports import LoadStatus
 
 SPEC: dict[str, Any] = {
     "metrics": {"window": "20s", "interval": "1s", "minRequests": 20},
@@ -257,21 +258,22 @@ def test_without_events_it_is_promoted(waiting: World) -> None:
     assert run.drive().phase is Phase.PROMOTED
 
 
-def test_a_lossy_winner_whose_answers_differ_is_never_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant 7."""
-    whole = FakeLoad.poll
-
-    def other_answers(self: FakeLoad, run_id: str) -> LoadStatus:
-        status = whole(self, run_id)
-        held = self.world.servers.get(run_id)
-        differ = held is not None and held[0].hash == BEST.hash and status.answers
-        return replace(status, answers=[["other", "answer"]] * len(status.answers)) if differ else status
-
-    monkeypatch.setattr(FakeLoad, "poll", other_answers)
+@pytest.mark.parametrize("speculates", [False, True])
+def test_a_winner_whose_answers_differ_is_never_promoted(speculates: bool) -> None:
+    """Invariant 7: neither a lossy knob nor a new speculation."""
+    drafts = Candidate(values={"speculative_method": "ngram", "num_speculative_tokens": 2})
+    winner = drafts if speculates else BEST
     world = begun()
-    world.proposals = [BEST]
-    world.lossy = ("kv_cache_dtype",)
+    world.behaviours[winner.hash] = replace(world.behaviours[BEST.hash], start=0.5)
+    world.proposals = [winner]
+    world.lossy = () if speculates else ("kv_cache_dtype",)
+
+    def answers(candidate: Candidate, _run: int, count: int) -> list[Answer]:
+        words = ("other" if candidate.hash == winner.hash else "same", "answer")
+        return [Answer(prompt=str(n), text=" ".join(words), tokens=words) for n in range(count)]
+
+    world.answers = answers
     record = Run(world, []).drive()
     assert record.phase is Phase.NO_IMPROVEMENT
-    assert "changes answers" in record.sentence
+    assert "does not keep the answers" in record.sentence
     assert "target.apply" not in world.calls

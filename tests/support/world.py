@@ -501,6 +501,7 @@ class FakeMetrics:
         return [
             counter("vllm:request_success_total", self.rate - bad, finished_reason="length"),
             counter("vllm:request_success_total", bad, finished_reason="error"),
+            counter("vllm:request_success_total", 0.0, finished_reason="abort"),
             counter("vllm:prompt_tokens_total", self.rate * 200),
             counter("vllm:generation_tokens_total", self.rate * 60),
             counter("vllm:prefix_cache_queries_total", self.rate * 200),

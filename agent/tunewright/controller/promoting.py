@@ -8,10 +8,12 @@ from tunewright.domain.state import PromotionState, TuningRecord
 from tunewright.domain.step import Step, age, enter, say, start_anew, update
 from tunewright.domain.tuning import PromotionMode, Slo
 from tunewright.domain.verdict import Outcome, Reading, Verdict
+from tunewright.knobs.catalogue import gpus_of
 from tunewright.observe.drift import drift
 from tunewright.observe.learn import PROFILE_METRICS, learn_profile
+from tunewright.observe.names import CANARY_METRICS
 from tunewright.observe.window import join
-from tunewright.ports import PortError, Refused, Replica, TargetStatus
+from tunewright.ports import PortError, Refused, Replica, SeriesWindow, TargetStatus
 from tunewright.rollout.analysis import ANALYSIS_METRICS, hold_to_slo, judge, readings
 from tunewright.rollout.evidence import evidence
 from tunewright.rollout.freshness import blind_spots, other_traffic, other_version
@@ -83,7 +85,8 @@ def canary(record: TuningRecord, context: Context) -> Step:
     last_look = promotion.verdict.at if promotion.verdict else judged_from
     if now < last_look + analysis.interval:
         return Step(record, POLL)
-    stored = _read(status, server, judged_from, now, context)
+    gpus = gpus_of(promotion.candidate.values), gpus_of(promotion.baseline.values)
+    stored = _read(status, server, judged_from, now, context, gpus)
     verdict = judge(stored, record.tuning.spec.slo, analysis, at=now)
     record = update(record, promotion=update(promotion, verdict=verdict, readings=stored))
     watched = now - judged_from
@@ -217,8 +220,8 @@ def _doubts(record: TuningRecord, status: TargetStatus, context: Context) -> lis
     now, metrics = context.clock.now(), record.tuning.spec.metrics
     found = [] if any(r.ready for r in status.replicas) else ["no server of production is ready"]
     for replica in (r for r in status.replicas if r.ready and not r.canary):
-        window = context.metrics.fetch(ANALYSIS_METRICS, now - max(60.0, 4 * metrics.interval), now, replica.labels)
-        found += blind_spots(replica.name, window)
+        window = context.metrics.fetch(CANARY_METRICS, now - max(60.0, 4 * metrics.interval), now, replica.labels)
+        found += blind_spots(replica.name, window, record.tuning.spec.promotion.analysis)
     if found or record.profile is None:
         return found
     window = context.metrics.fetch(PROFILE_METRICS, now - metrics.window, now)
@@ -272,10 +275,12 @@ def _back(record: TuningRecord, why: str, now: float) -> Step:
     return Step(go_back(record, why, now), 0.0)
 
 
-def _read(status: TargetStatus, server: Replica, start: float, now: float, context: Context) -> tuple[Reading, ...]:
+def _read(
+    status: TargetStatus, server: Replica, start: float, now: float, context: Context, gpus: tuple[int, int]
+) -> tuple[Reading, ...]:
     """Canary and stable servers over the same window."""
-    stable = [r for r in status.replicas if not r.canary]
-    canary_window = context.metrics.fetch(ANALYSIS_METRICS, start, now, dict(server.labels))
-    return readings(
-        canary_window, [context.metrics.fetch(ANALYSIS_METRICS, start, now, dict(r.labels)) for r in stable]
-    )
+
+    def window(replica: Replica) -> SeriesWindow:
+        return context.metrics.fetch(CANARY_METRICS, start, now, dict(replica.labels))
+
+    return readings(window(server), [window(r) for r in status.replicas if not r.canary], gpus)

@@ -380,6 +380,14 @@ class Canary(Model):
     traffic_timeout: Duration = Field(default=600.0, description="No traffic by then: back, saying so.")
 
 
+class FurtherMetric(StrEnum):
+    """What the canary is judged by beside latencies and errors, which are always required."""
+
+    ABORTED = "aborted"
+    PREEMPTIONS = "preemptions"
+    THROUGHPUT = "throughput"
+
+
 class Analysis(Model):
     """The canary against the stable servers over the same minutes."""
 
@@ -395,6 +403,20 @@ class Analysis(Model):
     )
     max_error_rate: Percentage = Field(
         default=0.01, description="Back, above this or surely more than the others and half of this."
+    )
+    aborted_tolerance: Percentage = Field(
+        default=0.01, description="Back, when surely so many more of the requests are aborted than on the others."
+    )
+    preemption_tolerance: Percentage = Field(
+        default=0.05, description="Preemptions per 100 requests that the canary may have more than the others."
+    )
+    throughput_tolerance: Percentage = Field(
+        default=0.1, description="Output tokens per second and GPU that may be lost, judged while requests wait."
+    )
+    required: tuple[FurtherMetric, ...] = Field(
+        default=(FurtherMetric.ABORTED, FurtherMetric.PREEMPTIONS),
+        description="`aborted`, `preemptions`, `throughput`: without a metric that is named here nothing passes. Name "
+        "`throughput` only where requests always wait.",
     )
 
     @model_validator(mode="after")

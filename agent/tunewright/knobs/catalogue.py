@@ -284,3 +284,12 @@ def new_speculation(candidate: Mapping[str, object], baseline: Mapping[str, obje
 def _drafts(values: Mapping[str, object]) -> str:
     off = values.get("num_speculative_tokens") == 0
     return "" if off else str(values.get("speculative_method") or "")
+
+
+def gpus_of(values: Mapping[str, object]) -> int:
+    """GPUs of one server, as far as its configuration tells: the product of its parallel sizes."""
+    count = 1
+    for knob in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        value = values.get(knob, 1)
+        count *= value if isinstance(value, int) and value > 0 else 1
+    return count

@@ -27,8 +27,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class MeanRatio:
-    """Log of the canary's mean over the stable servers', with its standard error from `blocks` blocks of time."""
+class Estimated:
+    """A difference of two sides (of means, or of their logs), with its standard error from `blocks` blocks of time."""
 
     estimate: float
     error: float
@@ -43,7 +43,7 @@ class MeanRatio:
         return self.estimate + _deviations(level, self.blocks) * self.error
 
 
-def mean_ratio(canary: Sequence[Block], stable: Sequence[Block]) -> MeanRatio | None:
+def mean_ratio(canary: Sequence[Block], stable: Sequence[Block]) -> Estimated | None:
     """The ratio of the means; None where a mean is 0 or unknown, or there are too few blocks of time."""
     used = [(c, s) for c, s in zip(canary, stable, strict=True) if c.count > 0 or s.count > 0]
     (count_c, sum_c), (count_s, sum_s) = _totals(canary), _totals(stable)
@@ -51,7 +51,18 @@ def mean_ratio(canary: Sequence[Block], stable: Sequence[Block]) -> MeanRatio | 
         return None
     mean_c, mean_s = sum_c / count_c, sum_s / count_s
     influence = [(c.total - mean_c * c.count) / sum_c - (s.total - mean_s * s.count) / sum_s for c, s in used]
-    return MeanRatio(math.log(mean_c / mean_s), _spread(influence), len(used))
+    return Estimated(math.log(mean_c / mean_s), _spread(influence), len(used))
+
+
+def mean_difference(canary: Sequence[Block], stable: Sequence[Block]) -> Estimated | None:
+    """The canary's mean minus the stable servers'; means may be 0. None where there are too few blocks of time."""
+    used = [(c, s) for c, s in zip(canary, stable, strict=True) if c.count > 0 or s.count > 0]
+    (count_c, sum_c), (count_s, sum_s) = _totals(canary), _totals(stable)
+    if len(used) < MIN_BLOCKS or min(count_c, count_s) <= 0:
+        return None
+    mean_c, mean_s = sum_c / count_c, sum_s / count_s
+    influence = [(c.total - mean_c * c.count) / count_c - (s.total - mean_s * s.count) / count_s for c, s in used]
+    return Estimated(mean_c - mean_s, _spread(influence), len(used))
 
 
 def apart(canary: Sequence[Block], stable: Sequence[Block], histograms: Sequence[Histogram]) -> float:
