@@ -14,6 +14,7 @@ TPOT = "vllm:request_time_per_output_token_seconds"
 E2E = "vllm:e2e_request_latency_seconds"
 FINISHED = "vllm:request_success_total"
 PREEMPTIONS = "vllm:num_preemptions_total"
+PROMPTED = "vllm:prompt_tokens_total"
 GENERATED = "vllm:generation_tokens_total"
 WAITING = "vllm:num_requests_waiting"
 
@@ -98,6 +99,7 @@ def _window(
     counter(FINISHED, np.zeros(steps), finished_reason="abort")
     counter(PREEMPTIONS, 10.0 * rng.binomial(counts, b.preemptions / 10))
     counter(GENERATED, counts * b.tokens)
+    counter(PROMPTED, counts * 300.0)
     queue = [float(at < b.waiting * (times[-1] + step)) for at in times]
     series.append(Series({"__name__": WAITING, **labels}, list(zip(times, queue, strict=True))))
     good = ~failed

@@ -210,6 +210,19 @@ def test_mode_recommend_never_touches_production() -> None:
     assert "target.apply" not in world.calls
 
 
+def test_without_an_slo_a_regression_after_the_roll_goes_back_by_itself() -> None:
+    """Nothing but the values before the roll says that it became worse."""
+    world = World()
+    world.create(tuning(slo={}, promotion=tuning().spec.promotion.model_dump(mode="json") | {"mode": "auto"}))
+    record = world.run(until=lambda r: r.phase is Phase.WATCHING)
+    assert record.promotion is not None
+    assert record.promotion.before
+    world.behaviours[BEST.hash] = replace(world.behaviour(BEST), ttft=2.0)
+    record = world.run()
+    assert record.phase is Phase.ROLLED_BACK
+    assert "ttft mean 2 s against 0.8 s before the roll, surely worse" in record.sentence
+
+
 def test_mode_auto_asks_nobody() -> None:
     world = World()
     promotion = tuning().spec.promotion.model_dump(mode="json") | {"mode": "auto"}

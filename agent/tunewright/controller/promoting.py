@@ -18,6 +18,7 @@ from tunewright.rollout.analysis import ANALYSIS_METRICS, hold_to_slo, judge, re
 from tunewright.rollout.evidence import evidence
 from tunewright.rollout.freshness import blind_spots, other_traffic, other_version
 from tunewright.rollout.plan import plan_for, ready_canary, ready_on
+from tunewright.rollout.watch import WATCH_METRICS, Compared, compare_with_before, told, with_before
 
 REST = 60.0
 """Seconds between two looks while only a person is waited for: what they decide wakes the loop (in a cluster, by the
@@ -58,7 +59,10 @@ def awaiting_approval(record: TuningRecord, context: Context) -> Step:
             sentence = f"Can't be rolled out, and nothing was touched: {'; '.join(doubts)}"
             return Step(enter(record, Phase.FAILED, sentence, now), None)
         return Step(say(record, f"Held before anything moves: {'; '.join(doubts)}."), HELD)
-    state = PromotionState(candidate=record.winner, baseline=record.baseline, replicas=status.desired)
+    window = context.metrics.fetch(WATCH_METRICS, now - record.tuning.spec.metrics.window, now)
+    state = PromotionState(
+        candidate=record.winner, baseline=record.baseline, replicas=status.desired, before=told(window)
+    )
     who = f"approved by {approval.by}" if approval else "mode auto"
     sentence = f"Starting the canary of {record.winner.hash} ({who})."
     return Step(enter(record, Phase.CANARY, sentence, now, promotion=state), 0.0)
@@ -155,6 +159,7 @@ def watching(record: TuningRecord, context: Context) -> Step:
             horizon=spec.watch,
             before=promotion.canary_verdict,
         )
+        verdict = with_before(verdict, _since_before(record, promotion, context, now))
         promotion = update(promotion, verdict=verdict)
         record = update(record, promotion=promotion)
         if verdict.outcome is Outcome.FAIL:
@@ -247,6 +252,16 @@ def _roll_verdict(record: TuningRecord, status: TargetStatus, context: Context, 
         return None
     window = join([context.metrics.fetch(ANALYSIS_METRICS, since, now, r.labels) for r in new])
     return hold_to_slo(window, Slo(), analysis, at=now)
+
+
+def _since_before(record: TuningRecord, promotion: PromotionState, context: Context, now: float) -> Compared:
+    """The values since the roll against those before the canary came; the first minutes are left out, as a canary's."""
+    spec = record.tuning.spec.promotion
+    since = (promotion.judged_from or now) + spec.canary.warmup
+    if since >= now:
+        return Compared(unjudged="the new servers are warming up")
+    after = told(context.metrics.fetch(WATCH_METRICS, since, now))
+    return compare_with_before(promotion.before, after, spec.analysis, horizon=spec.watch)
 
 
 def _noted(record: TuningRecord, status: TargetStatus) -> TuningRecord:

@@ -196,6 +196,7 @@ class PromotionState(Model):
     verdict: Verdict | None = None
     readings: tuple[Reading, ...] = Field(default=(), description="Raw numbers of the canary's last verdict.")
     canary_verdict: Verdict | None = Field(default=None, description="The verdict on which the roll began.")
+    before: tuple[Reading, ...] = Field(default=(), description="Raw numbers of production before the canary came.")
     rolled_at: float | None = None
     back_reason: str | None = Field(default=None, description="Why it goes back; None: it goes forward.")
 

@@ -130,6 +130,15 @@ def evidence(stored: Sequence[Reading]) -> dict[str, Evidence]:
     }
 
 
+def blocks_of_means(stored: Sequence[Reading], side: str = "canary") -> dict[str, list[Block]]:
+    """By latency, the blocks of time of one side as the stored readings have them."""
+    found: dict[str, list[Block]] = defaultdict(list)
+    for reading in stored:
+        if (mean := _MEAN.fullmatch(reading.query)) and mean[1] == side:
+            found[mean[2]].append(Block(reading.samples, (reading.value or 0.0) * reading.samples))
+    return dict(found)
+
+
 def _reading(query: str, value: float | None, samples: float, start: float, end: float) -> Reading:
     return Reading(query=query, value=value, samples=samples, start=start, end=end)
 

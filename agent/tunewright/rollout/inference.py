@@ -54,6 +54,26 @@ def mean_ratio(canary: Sequence[Block], stable: Sequence[Block]) -> Estimated | 
     return Estimated(math.log(mean_c / mean_s), _spread(influence), len(used))
 
 
+def ratio_of_other_times(after: Sequence[Block], before: Sequence[Block]) -> Estimated | None:
+    """Log of the ratio of two means over different times, where nothing is shared; None as for `mean_ratio`."""
+    errors = []
+    for side in (after, before):
+        used = [block for block in side if block.count > 0]
+        count, total = _totals(used)
+        if len(used) < MIN_BLOCKS or total <= 0:
+            return None
+        errors.append(_spread([(block.total - total / count * block.count) / total for block in used]))
+    (count_a, sum_a), (count_b, sum_b) = _totals(after), _totals(before)
+    blocks = min(sum(block.count > 0 for block in side) for side in (after, before))
+    return Estimated(math.log(sum_a / count_a / (sum_b / count_b)), math.hypot(*errors), blocks)
+
+
+def mean_of(blocks: Sequence[Block]) -> float | None:
+    """The mean of all observations; None without any."""
+    count, total = _totals(blocks)
+    return total / count if count > 0 else None
+
+
 def mean_difference(canary: Sequence[Block], stable: Sequence[Block]) -> Estimated | None:
     """The canary's mean minus the stable servers'; means may be 0. None where there are too few blocks of time."""
     used = [(c, s) for c, s in zip(canary, stable, strict=True) if c.count > 0 or s.count > 0]
