@@ -278,6 +278,11 @@ class Target(Protocol):
         is to go is drained first. `failure` is set when a server of `candidate` died or could not start."""
         ...
 
+    def let_go(self) -> bool:
+        """Leave production to somebody else who changed it: give back what was held (strategy, pause, canary), never
+        what they set. May be repeated. False where nobody else can own it, and nothing was done."""
+        ...
+
     def recommend(self, candidate: Candidate) -> str:
         """What a person would change by hand to run `candidate`, as text."""
         ...

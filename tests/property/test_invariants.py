@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tunings import tuning
-from world import BASELINE, BEST, Behaviour, Killed, World, oom
+from world import BASELINE, BEST, THEIRS, Behaviour, Killed, World, oom
 
 from tunewright.controller.decisions import bound
 from tunewright.controller.reconcile import reconcile
@@ -34,6 +34,7 @@ SPEC: dict[str, Any] = {
         "canary": {"share": "30%", "warmup": "1s", "trafficTimeout": "60s"},
         "analysis": {"interval": "4s", "minDuration": "8s", "maxDuration": "48s", "minRequests": 30},
         "watch": "8s",
+        "foreignTimeout": "30s",
     },
 }
 MIN_REQUESTS = 30
@@ -67,6 +68,7 @@ def events() -> st.SearchStrategy[list[Event]]:
         st.tuples(st.just("field"), st.booleans()),
         st.tuples(st.just("scale"), st.integers(1, 4)),
         st.tuples(st.just("spares"), st.integers(1, 3)),
+        st.tuples(st.just("intrude"), st.sampled_from([THEIRS, None])),
         st.tuples(st.just("wait"), st.sampled_from([5.0, 60.0, 4000.0])),
     )
     return st.lists(st.builds(lambda after, kind: Event(after, *kind), st.integers(0, 60), kinds), max_size=10)
@@ -139,6 +141,9 @@ class Run:
             case "spares":
                 world.spares = how  # what is no spare any more must not be started on
                 self._edit(spare={"parallelism": how})
+            case "intrude":
+                if how is not None or world.intruder is not None:
+                    world.intrude(how)
             case "wait":
                 world.clock.advance(how)
 
@@ -207,7 +212,7 @@ def settled(world: World, record: TuningRecord) -> None:
     if record.phase is Phase.ROLLED_BACK and record.promotion is not None:
         assert wanted.hash == record.promotion.baseline.hash
     if Phase.PROMOTED not in [change.phase for change in record.history]:
-        assert wanted.hash == BASELINE.hash
+        assert wanted.hash == (world.intruder or BASELINE).hash
     trials = world.store.trials("demo")
     assert len({trial.id for trial in trials}) == len(trials)
 

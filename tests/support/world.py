@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tunewright.controller.context import Context
 from tunewright.controller.reconcile import reconcile
@@ -36,6 +36,8 @@ from tunewright.store.memory import MemoryStore
 
 BASELINE = Candidate(values={"max_num_seqs": 4})
 BEST = Candidate(values={"max_num_seqs": 64})
+THEIRS = Candidate(values={"max_num_seqs": 17})
+"""What somebody else sets."""
 
 
 class Killed(BaseException):
@@ -108,6 +110,8 @@ class World:
         self.canary_behaviour: Behaviour | None = None
         self.lossy: tuple[str, ...] = ()
         self.answers: Callable[[Candidate, int, int], list[Answer]] = lambda _what, _run, count: same_answers(count)
+        self.intruder: Candidate | None = None
+        self.let_go = 0
         self.prompts: tuple[QualityPrompt, ...] | Refused = ()
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ("helm owns the arguments",)
@@ -183,6 +187,12 @@ class World:
         while len(self.fleet) < servers:
             start = self.behaviour(newest).start
             self.fleet.append(Server(f"server-{len(self.fleet)}", newest, now, now + start))
+
+    def intrude(self, candidate: Candidate | None) -> None:
+        """Somebody else gives production a configuration of theirs and keeps it (None: takes it back again)."""
+        self.intruder, now = candidate, self.clock.now()
+        self.stable = candidate or BASELINE
+        self.fleet = [Server(server.name, self.stable, now) for server in self.fleet]
 
     def leftovers(self) -> list[str]:
         """What is still on the spare, or of the load test."""
@@ -355,10 +365,18 @@ class FakeTarget:
     def recommend(self, candidate: Candidate) -> str:
         return str(dict(candidate.values))
 
+    def let_go(self) -> bool:
+        self.world.canary = self.world.surge = None
+        self.world.let_go += 1
+        return True
+
     def apply(self, plan: TargetPlan) -> TargetStatus:
         world, now = self.world, self.world.clock.now()
         world.plans.append(plan)
         self._follow_canary(plan, now)
+        if world.intruder is not None and world.intruder.hash not in (plan.baseline.hash, plan.candidate.hash):
+            foreign = f"argocd changed the arguments to {dict(world.intruder.values)}"
+            return replace(self._status(False, "somebody else changed it"), foreign=foreign)
         settled = plan.canary == (world.canary is not None) and self._is_ready(world.canary, now)
         for slot, server in enumerate(world.fleet):
             wanted = plan.candidate if slot < plan.updated else plan.baseline

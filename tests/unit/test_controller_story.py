@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tunings import tuning
-from world import BASELINE, BEST, Behaviour, FakeLoad, FakeSpare, World, oom, port_in_use
+from world import BASELINE, BEST, THEIRS, Behaviour, FakeLoad, FakeSpare, World, oom, port_in_use
 
 from tunewright.controller.decisions import bound
 from tunewright.controller.reconcile import reconcile
@@ -221,6 +221,54 @@ def test_without_an_slo_a_regression_after_the_roll_goes_back_by_itself() -> Non
     record = world.run()
     assert record.phase is Phase.ROLLED_BACK
     assert "ttft mean 2 s against 0.8 s before the roll, surely worse" in record.sentence
+
+
+def test_going_back_that_somebody_else_holds_for_ever_comes_to_an_end(world: World) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.phase is Phase.ROLLING)
+    world.intrude(THEIRS)
+    decide(world, "abort")
+    held = world.run(until=lambda r: "is held" in r.sentence)
+    assert held.phase is Phase.ROLLING_BACK
+    assert held.foreign_since is not None
+    record = world.run(until=lambda r: r.phase is not Phase.ROLLING_BACK)
+    assert record.phase is Phase.FAILED
+    assert record.phase_since - held.foreign_since >= 3600
+    assert "argocd changed the arguments to {'max_num_seqs': 17}" in record.sentence
+    assert "runs 2 × neither" in record.sentence
+    assert (world.let_go, world.canary) == (1, None)
+    applied = len(world.plans)
+    world.run()
+    assert len(world.plans) == applied, "what is theirs is left alone"
+    assert {server.candidate.hash for server in world.fleet} == {THEIRS.hash}
+
+
+def test_somebody_who_gives_production_back_in_time_costs_nothing(world: World) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.phase is Phase.ROLLING)
+    world.intrude(THEIRS)
+    decide(world, "abort")
+    held = world.run(until=lambda r: "is held" in r.sentence)
+    world.clock.advance(3000)
+    world.run(until=lambda r: r.foreign_since is not None)
+    world.intrude(None)
+    assert world.run().phase is Phase.ROLLED_BACK
+    assert world.record().foreign_since is None
+    assert held.foreign_since is not None
+    assert world.let_go == 0
+
+
+def test_nothing_is_promoted_that_somebody_else_changed_meanwhile(world: World) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.phase is Phase.WATCHING)
+    world.intrude(THEIRS)
+    held = world.run(until=lambda r: "Not promoted while" in r.sentence)
+    assert held.phase is Phase.WATCHING
+    assert world.run().phase is Phase.FAILED
+    assert Phase.PROMOTED not in [change.phase for change in world.record().history]
 
 
 def test_mode_auto_asks_nobody() -> None:

@@ -335,6 +335,38 @@ def test_what_somebody_else_changes_is_named_and_never_fought(cluster, servers):
     assert cluster.pods(**{"tunewright.dev/role": "canary"}) == [], "what is ours goes all the same"
 
 
+def test_what_somebody_else_keeps_is_left_to_them_without_a_trace_of_ours(cluster, servers):
+    """Half-way rolled, paused, with a canary: then somebody sets other arguments, and does not take them back."""
+    production(cluster)
+    until(cluster, plan(canary=True))
+    until(cluster, plan(1, canary=True))
+    assert live(cluster)["spec"]["paused"]
+    args = live(cluster)["spec"]["template"]["spec"]["containers"][0]["args"]
+    args[args.index("64")] = "16"
+    live(cluster)["metadata"]["generation"] += 1
+    assert make(cluster).let_go()
+    spec = live(cluster)["spec"]
+    assert spec["template"]["spec"]["containers"][0]["args"] == args
+    assert "paused" not in spec
+    assert "minReadySeconds" not in spec
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": "25%", "maxUnavailable": "25%"}
+    assert make(cluster).let_go(), "it may be repeated"
+    for _ in range(60):
+        cluster.tick()
+    assert ready_servers(cluster) == {"16": 2}, "Kubernetes rolls what they set"
+    assert cluster.pods(**{"tunewright.dev/role": "canary"}) == []
+
+
+def test_a_canary_that_alone_serves_is_not_taken_away_with_the_rest(cluster, servers):
+    production(cluster)
+    until(cluster, plan(canary=True))
+    for pod in cluster.pods():
+        if "tunewright.dev/role" not in pod["metadata"]["labels"]:
+            servers.answers_nothing.add(pod["status"]["podIP"])
+    assert make(cluster).let_go()
+    assert len(cluster.pods(**{"tunewright.dev/role": "canary"})) == 1
+
+
 def test_a_new_image_in_the_middle_is_foreign_too(cluster, servers):
     production(cluster)
     until(cluster, plan(canary=True))

@@ -1,5 +1,7 @@
 """From approval to promoted, or back: the only part that touches production, and only through the target port."""
 
+from collections import Counter
+
 from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
 from tunewright.controller.decisions import go_back, live_approval
@@ -7,6 +9,7 @@ from tunewright.domain.phases import Phase
 from tunewright.domain.state import PromotionState, TuningRecord
 from tunewright.domain.step import Step, age, enter, say, start_anew, update
 from tunewright.domain.tuning import PromotionMode, Slo
+from tunewright.domain.units import format_duration
 from tunewright.domain.verdict import Outcome, Reading, Verdict
 from tunewright.knobs.catalogue import gpus_of
 from tunewright.observe.drift import drift
@@ -73,7 +76,7 @@ def canary(record: TuningRecord, context: Context) -> Step:
     now, promotion = context.clock.now(), _promotion(record)
     canary_spec, analysis = record.tuning.spec.promotion.canary, record.tuning.spec.promotion.analysis
     status = context.target.apply(plan_for(record, promotion))
-    record = _noted(record, status)
+    record = _noted(record, status, now)
     promotion = _promotion(record)
     if status.failure is not None:
         return _back(record, f"the canary failed: {status.failure.cause}", now)
@@ -112,7 +115,7 @@ def rolling(record: TuningRecord, context: Context) -> Step:
     """Replica by replica; each new one answers before the next goes, and the canary carries traffic meanwhile."""
     now, promotion = context.clock.now(), _promotion(record)
     status = context.target.apply(plan_for(record, promotion))
-    record = _noted(record, status)
+    record = _noted(record, status, now)
     promotion = _promotion(record)
     if status.failure is not None:
         return _back(record, f"a replica failed during the roll: {status.failure.cause}", now)
@@ -145,7 +148,7 @@ def watching(record: TuningRecord, context: Context) -> Step:
     now, promotion = context.clock.now(), _promotion(record)
     spec = record.tuning.spec.promotion
     status = context.target.apply(plan_for(record, promotion))
-    record = _noted(record, status)
+    record = _noted(record, status, now)
     promotion = _promotion(record)
     if status.failure is not None:
         return _back(record, f"a replica failed after the roll: {status.failure.cause}", now)
@@ -166,18 +169,26 @@ def watching(record: TuningRecord, context: Context) -> Step:
             return _back(record, f"worse than allowed after the roll: {verdict.reason}", now)
     if not _watched(record, now):
         return Step(record, POLL)
+    if status.foreign:
+        return Step(say(record, f"Not promoted while it is not what was rolled out: {status.foreign}."), HELD)
     verdict_text = promotion.verdict.reason if promotion.verdict else "nothing was seen"
     sentence = f"{promotion.candidate.hash} is promoted: it serves all {promotion.replicas} replicas ({verdict_text})."
     return Step(enter(record, Phase.PROMOTED, sentence, now), None)
 
 
 def rolling_back(record: TuningRecord, context: Context) -> Step:
-    """Back to the baseline, replica by replica. Never given up: production comes first."""
+    """Back to the baseline, replica by replica. Never given up, but where somebody else has taken production over."""
     now, promotion = context.clock.now(), _promotion(record)
     status = context.target.apply(plan_for(record, promotion))
-    record = _noted(record, status)
+    record = _noted(record, status, now)
     promotion = _promotion(record)
     done = ready_on(status, promotion.baseline.hash)
+    if record.foreign_since is not None:
+        held = min(now - record.foreign_since, age(record, now))
+        if held > record.tuning.spec.promotion.foreign_timeout and context.target.let_go():
+            return Step(enter(record, Phase.FAILED, _left_to_them(record, promotion, status), now), None)
+        sentence = f"Going back ({promotion.back_reason}) is held: {record.foreign}."
+        return Step(say(record, sentence), HELD)
     if not status.settled or done < promotion.replicas:
         sentence = f"Going back ({promotion.back_reason}): {done} of {promotion.replicas} replicas ({status.detail})."
         return Step(say(record, sentence), POLL)
@@ -187,8 +198,9 @@ def rolling_back(record: TuningRecord, context: Context) -> Step:
 
 def keep(record: TuningRecord, context: Context) -> tuple[TuningRecord, bool]:
     """Suspended half-way, or ended: production is kept as the last step left it. Also whether it is as planned."""
+    now = context.clock.now()
     status = context.target.apply(plan_for(record, _promotion(record)))
-    return _noted(record, status), status.settled
+    return _noted(record, status, now), status.settled
 
 
 def ended(record: TuningRecord, context: Context) -> Step:
@@ -264,7 +276,19 @@ def _since_before(record: TuningRecord, promotion: PromotionState, context: Cont
     return compare_with_before(promotion.before, after, spec.analysis, horizon=spec.watch)
 
 
-def _noted(record: TuningRecord, status: TargetStatus) -> TuningRecord:
+def _left_to_them(record: TuningRecord, promotion: PromotionState, status: TargetStatus) -> str:
+    """What a person must know when going back ended without the baseline."""
+    known = {promotion.baseline.hash: "the baseline", promotion.candidate.hash: "the winner"}
+    runs = Counter(known.get(r.candidate_hash or "", "neither") for r in status.replicas if not r.canary)
+    told = ", ".join(f"{count} × {what}" for what, count in sorted(runs.items())) or "no server"
+    waited = format_duration(record.tuning.spec.promotion.foreign_timeout)
+    return (
+        f"Gave up going back ({promotion.back_reason}) after {waited}: {record.foreign}. Production is theirs now and "
+        f"runs {told}; to have the baseline back, let them set {promotion.baseline.hash}, then start anew."
+    )
+
+
+def _noted(record: TuningRecord, status: TargetStatus, now: float) -> TuningRecord:
     """The record with what production's status says of others who change it: their edits, and how many servers it has.
 
     An autoscaler may scale production meanwhile; the roll is over when all servers that there are then run the winner.
@@ -273,7 +297,8 @@ def _noted(record: TuningRecord, status: TargetStatus) -> TuningRecord:
     if promotion is not None and status.desired >= 1 and status.desired != promotion.replicas:
         updated = min(promotion.updated, status.desired)
         promotion = update(promotion, replicas=status.desired, updated=updated)
-    return update(record, foreign=status.foreign or "", promotion=promotion)
+    since = (record.foreign_since if record.foreign_since is not None else now) if status.foreign else None
+    return update(record, foreign=status.foreign or "", foreign_since=since, promotion=promotion)
 
 
 def _promotion(record: TuningRecord) -> PromotionState:

@@ -237,6 +237,7 @@ class TuningRecord(Model):
     history: tuple[PhaseChange, ...] = ()
     errors: int = Field(default=0, ge=0, description="Failures in a row of the current step.")
     foreign: str = Field(default="", description="Who else changes or owns what was set in production; empty: nobody.")
+    foreign_since: float | None = Field(default=None, description="Since when without a pause.")
     drift: float | None = Field(default=None, description="Drift of the traffic since it was learned, if looked at.")
     drift_at: float | None = Field(default=None, description="When the traffic was last compared, or could not be.")
 

@@ -58,6 +58,8 @@ def start_anew(record: TuningRecord, sentence: str, now: float) -> TuningRecord:
         "promotion": None,
         "approval_since": None,
         "notes": (),
+        "foreign": "",
+        "foreign_since": None,
         "drift": None,
         "drift_at": None,
     }

@@ -438,6 +438,10 @@ class Promotion(Model):
     canary: Canary = Field(default_factory=Canary)
     analysis: Analysis = Field(default_factory=Analysis)
     watch: Duration = Field(default=3600.0, description="After the roll: a regression within goes back.")
+    foreign_timeout: Duration = Field(
+        default=3600.0,
+        description="Going back is held for so long by what somebody else changed; then production is left to them.",
+    )
 
 
 class Retune(Model):

@@ -167,13 +167,41 @@ class DeploymentTarget:
         One apply, after which Kubernetes goes on alone. What was done; None when there was nothing to do.
         """
         seen = self._see()
-        if seen.note is None or not seen.note.active or seen.note.uid != self._owner.uid:
+        note = self._under_way(seen)
+        if note is None:
             return None
-        leaves = seen.note.leaves
-        if self._foreign(seen, (seen.template.candidate.hash,)):
-            leaves = leaves_for(seen.template, seen.template.candidate, seen.note.ended(), self._ours(seen))
-        self._write(seen.note.ended(), leaves, paused=False, rolling=False)
-        return f"Deployment {self._target.name} goes back to {seen.note.baseline}"
+        foreign = self._foreign(seen, (seen.template.candidate.hash,))
+        self._write(note.ended(), self._as_is(seen, note) if foreign else note.leaves, paused=False, rolling=False)
+        return f"Deployment {self._target.name} goes back to {note.baseline}"
+
+    def let_go(self) -> bool:
+        """Leave it as somebody else has it: without our strategy, pause and canary. The canary stays where nothing else
+        serves; it goes with the Tuning."""
+        seen = self._see()
+        note = self._under_way(seen)
+        if note is not None:
+            leaves = self._as_is(seen, note)
+            try:
+                self._write(note.ended(), leaves, paused=False, rolling=False)
+            except KubeConflict as conflict:
+                if not conflict.causes:
+                    raise
+                # The strategy is theirs too: what we wrote of it falls back when it is left out.
+                self._write(note.ended().without_strategy(), leaves, paused=False, rolling=False)
+        others = any(not server.trouble for server in seen.servers if not server.canary)
+        serving = any(not server.trouble for server in seen.servers if server.canary)
+        if seen.canary is not None and (others or not serving):
+            self._canary.delete(seen.canary)
+        return True
+
+    def _under_way(self, seen: _Seen) -> Note | None:
+        """The note of our own rollout that is not over."""
+        note = seen.note
+        return note if note is not None and note.active and note.uid == self._owner.uid else None
+
+    def _as_is(self, seen: _Seen, note: Note) -> Json:
+        """The very arguments that are there: an apply of them changes nothing, and conflicts with nobody."""
+        return leaves_for(seen.template, seen.template.candidate, note.ended(), self._ours(seen))
 
     # --- seeing ---
 
@@ -220,7 +248,7 @@ class DeploymentTarget:
             paused=bool(spec.get("paused")),
             updated=int(status.get("updatedReplicas") or 0) if observed else 0,
             ready=ready,
-            under_way=seen.note is not None and seen.note.active and seen.note.uid == self._owner.uid,
+            under_way=self._under_way(seen) is not None,
             extra=self._extra(seen),
         )
 
@@ -235,8 +263,8 @@ class DeploymentTarget:
                 f"somebody else changed the arguments of Deployment {self._target.name} to {seen.template.show(now)} "
                 f"({_last_writer(seen.deployment)}); it is left as it is"
             )
-        note = seen.note
-        if note is not None and note.active and note.uid == self._owner.uid and note.base != seen.template.base:
+        note = self._under_way(seen)
+        if note is not None and note.base != seen.template.base:
             return (
                 f"somebody else changed the pod template of Deployment {self._target.name} since the rollout began "
                 f"({_last_writer(seen.deployment)}); it is left as it is"
@@ -264,8 +292,8 @@ class DeploymentTarget:
 
     def _note(self, seen: _Seen, plan: TargetPlan) -> Note:
         note = seen.note
-        if note is not None and note.active and note.uid == self._owner.uid:
-            return note
+        if ours := self._under_way(seen):
+            return ours
         if note is not None and note.baseline == plan.baseline.hash != seen.template.candidate.hash:
             return note.again(self._owner, seen.template)
         return Note.of(self._owner, seen.deployment, seen.template)

@@ -64,6 +64,10 @@ class AdoptedTarget:
         """Raises `Refused`."""
         raise Refused(f"{_ONLY}; {len(self._urls)} servers stay at {plan.baseline.hash}")
 
+    def let_go(self) -> bool:
+        """No: nothing was ever touched."""
+        return False
+
     def recommend(self, candidate: Candidate) -> str:
         """What a person would change by hand to run `candidate`, as text."""
         return self._command.change(self._command.baseline, candidate)

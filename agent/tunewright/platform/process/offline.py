@@ -40,6 +40,10 @@ class OfflineTarget:
         """Raises `Refused`."""
         raise Refused(f"{_ONLY}; {plan.candidate.hash} is not rolled out")
 
+    def let_go(self) -> bool:
+        """No: nothing was ever touched."""
+        return False
+
     def recommend(self, candidate: Candidate) -> str:
         """What a person would change by hand to run `candidate`, as text."""
         return self._command.change(self._command.baseline, candidate)

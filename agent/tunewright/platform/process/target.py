@@ -176,6 +176,10 @@ class ProcessTarget:
                 self._settle(plan)
             return replace(status, foreign=foreign or status.foreign)
 
+    def let_go(self) -> bool:
+        """No: the servers are ours, and what somebody does to them is put right."""
+        return False
+
     def recommend(self, candidate: Candidate) -> str:
         """What a person would change by hand to run `candidate`, as text."""
         return self._command.change(self.baseline(), candidate)
