@@ -13,6 +13,7 @@ from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.measurement import Measurement
 from tunewright.domain.profile import TrafficProfile
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.state import Decision, Failure, StartMemory, TrialRecord, TuningRecord
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Workload
@@ -281,6 +282,10 @@ class Target(Protocol):
     def let_go(self) -> bool:
         """Leave production to somebody else who changed it: give back what was held (strategy, pause, canary), never
         what they set. May be repeated. False where nobody else can own it, and nothing was done."""
+        ...
+
+    def recipe(self, candidate: Candidate) -> Recipe:
+        """What production would be given to run `candidate`, for the files of `tunewright recommend`."""
         ...
 
     def recommend(self, candidate: Candidate) -> str:

@@ -19,6 +19,7 @@ from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import Estimate, GeneratorHealth, Latency, Measurement
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Histogram, Source, TrafficProfile
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.state import (
     ConfirmStatus,
     Finalist,
@@ -157,6 +158,7 @@ def waiting(**changes: Any) -> TuningRecord:
         "profile": profile(),
         "baseline": BASELINE,
         "winner": WINNER,
+        "recipe": Recipe(args=("vllm", "serve", "m", "--max-num-seqs", "64")),
         "finalists": (Finalist(candidate=WINNER, gain=gain), Finalist(candidate=Candidate(values={"max_num_seqs": 8}))),
         "approval_since": START,
         "history": (PhaseChange(at=START, phase=Phase.AWAITING_APPROVAL, sentence="Waiting for approval."),),

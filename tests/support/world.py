@@ -15,6 +15,7 @@ from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import Estimate, GeneratorHealth, Latency, Measurement
 from tunewright.domain.phases import TERMINAL
 from tunewright.domain.profile import Source
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.state import Failure, FailureKind, TrialRecord, TuningRecord
 from tunewright.domain.tuning import Tuning
 from tunewright.ports import (
@@ -361,6 +362,9 @@ class FakeTarget:
 
     def notes(self, candidate: Candidate) -> Sequence[str]:
         return self.world.notes
+
+    def recipe(self, candidate: Candidate) -> Recipe:
+        return Recipe(args=("vllm", "serve", "m", *map(str, candidate.values.values())))
 
     def recommend(self, candidate: Candidate) -> str:
         return str(dict(candidate.values))

@@ -519,6 +519,18 @@ def test_what_can_not_be_tuned_is_refused_and_an_unknown_knob_is_an_obstacle(clu
         make(cluster).observe()
 
 
+def test_the_recipe_is_what_the_container_would_be_given_and_who_made_it(cluster, servers):
+    deployment = production(cluster)
+    found = make(cluster).recipe(NEW)
+    assert (found.namespace, found.deployment, found.container) == (NAMESPACE, "llm", "vllm")
+    assert "64" in found.args
+    assert (found.helm_release, found.stack_model) == ("", "")
+    deployment["metadata"].setdefault("labels", {}).update({"helm-release-name": "stack", "model": "llama"})
+    assert make(cluster).recipe(NEW).stack_model == "", "its name is not the chart's"
+    deployment["metadata"]["annotations"] = {"meta.helm.sh/release-name": "rel"}
+    assert make(cluster).recipe(NEW).helm_release == "rel"
+
+
 def test_the_recommendation_is_a_patch(cluster, servers):
     production(cluster)
     text = make(cluster).recommend(NEW)

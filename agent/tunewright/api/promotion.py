@@ -273,7 +273,8 @@ def _next(record: TuningRecord) -> tuple[str, ...]:
         Phase.WATCHING: f"Production is watched for {format_duration(promotion.watch)}; then it is promoted.",
     }
     if record.phase is Phase.RECOMMENDED:
-        return ("Nothing by itself: apply it by hand as the report says.",)
+        path = f"GET /api/v1alpha1/tunings/{record.name}/recommendation?as=kustomize (or helm, args)"
+        return (f"Nothing by itself: apply it by hand as the report says, or with the files of {path}.",)
     if record.phase is Phase.ROLLING_BACK:
         return (f"{replicas} replicas return to the baseline one by one.",)
     if record.phase is Phase.AWAITING_APPROVAL:

@@ -154,11 +154,12 @@ def _conclude(record: TuningRecord, mine: Sequence[TrialRecord], context: Contex
 def _won(record: TuningRecord, finalist: Finalist, context: Context) -> Step:
     now, promotion = context.clock.now(), record.tuning.spec.promotion
     gain: Gain | None = finalist.gain
+    record = update(record, winner=finalist.candidate, recipe=context.target.recipe(finalist.candidate))
     claim = f"{finalist.candidate.hash} is better than the baseline: {gain.reason if gain else 'by an unknown gain'}"
     if promotion.mode is PromotionMode.RECOMMEND:
         sentence = f"{claim}. Recommended: apply it as the report says."
-        return Step(enter(record, Phase.RECOMMENDED, sentence, now, winner=finalist.candidate), None)
-    record = update(record, winner=finalist.candidate, notes=tuple(context.target.notes(finalist.candidate)))
+        return Step(enter(record, Phase.RECOMMENDED, sentence, now), None)
+    record = update(record, notes=tuple(context.target.notes(finalist.candidate)))
     if promotion.mode is PromotionMode.AUTO:
         sentence = f"{claim}. Mode auto: it goes on without asking."
         return Step(enter(record, Phase.AWAITING_APPROVAL, sentence, now, approval_since=now), 0.0)

@@ -11,6 +11,7 @@ from tunewright.domain.measurement import Estimate, Measurement
 from tunewright.domain.model import Model
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source, TrafficProfile
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.tuning import Tuning
 from tunewright.domain.verdict import Reading, Verdict
 
@@ -227,6 +228,7 @@ class TuningRecord(Model):
     search_since: float | None = None
     finalists: tuple[Finalist, ...] = ()
     winner: Candidate | None = None
+    recipe: Recipe | None = Field(default=None, description="How the winner would be set by hand.")
     simplified: bool = False
     promotion: PromotionState | None = None
     approval_since: float | None = None

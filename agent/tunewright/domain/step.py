@@ -55,6 +55,7 @@ def start_anew(record: TuningRecord, sentence: str, now: float) -> TuningRecord:
         "search_since": None,
         "finalists": (),
         "winner": None,
+        "recipe": None,
         "promotion": None,
         "approval_since": None,
         "notes": (),

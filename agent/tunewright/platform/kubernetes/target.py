@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import yaml
 
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.state import Failure, FailureKind
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.errors import Invalid, KubeConflict
@@ -142,6 +143,28 @@ class DeploymentTarget:
                 raise
             foreign = f"fields of Deployment {self._target.name} are owned by others: {'; '.join(owners(conflict))}"
         return self._status(self._see() if changed else seen, plan, foreign)
+
+    def recipe(self, candidate: Candidate) -> Recipe:
+        """What the container would be given, and by which tool it was made."""
+        deployment = self._target.read(self._kube)
+        template = self._target.template(deployment)
+        leaves = template.leaves(candidate)
+        metadata = deployment["metadata"]
+        labels = metadata.get("labels") or {}
+        # The chart names its Deployments RELEASE-MODEL-deployment-vllm and labels them so.
+        release, model = str(labels.get("helm-release-name") or ""), str(labels.get("model") or "")
+        stack = model if release and metadata["name"] == f"{release}-{model}-deployment-vllm" else ""
+        annotations = metadata.get("annotations") or {}
+        return Recipe(
+            command=tuple(leaves.get("command") or ()),
+            args=tuple(leaves.get("args") or ()),
+            environment={entry["name"]: entry["value"] for entry in template.render_env(candidate)},
+            namespace=self._target.namespace,
+            deployment=self._target.name,
+            container=template.name,
+            helm_release=str(annotations.get("meta.helm.sh/release-name") or release),
+            stack_model=stack,
+        )
 
     def recommend(self, candidate: Candidate) -> str:
         """What a person would change by hand to run `candidate`: the command, and a patch for kubectl or kustomize."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from tunewright.domain.candidate import Candidate, KnobValue
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.tuning import Spare, Target
 from tunewright.knobs import readback
 from tunewright.platform.process import probe
@@ -67,6 +68,10 @@ class AdoptedTarget:
     def let_go(self) -> bool:
         """No: nothing was ever touched."""
         return False
+
+    def recipe(self, candidate: Candidate) -> Recipe:
+        """The command of one server that runs `candidate`."""
+        return self._command.recipe(candidate)
 
     def recommend(self, candidate: Candidate) -> str:
         """What a person would change by hand to run `candidate`, as text."""
