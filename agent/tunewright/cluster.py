@@ -271,6 +271,7 @@ class Cluster:
             drain_timeout=spec.target.drain_timeout,
             overrides=overrides,
             prober=prober,
+            canary_labels=spec.promotion.canary.labels,
             cold_start=lambda candidate: first_start(self.trials.of((namespace, owner.name), owner.uid), candidate),
         )
         return Context(

@@ -7,9 +7,9 @@ import pytest
 
 from tunewright.domain.answers import Answer, is_correct
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.promotion import Quality
 from tunewright.domain.quality import compare, divergence, judge_quality
 from tunewright.domain.state import TrialPurpose, TrialRecord
-from tunewright.domain.tuning import Quality
 
 BASE, NEW = Candidate(values={"max_num_seqs": 4}), Candidate(values={"kv_cache_dtype": "fp8"})
 SURE = {"a": math.log(0.9), "b": math.log(0.09)}

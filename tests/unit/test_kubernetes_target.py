@@ -376,6 +376,34 @@ def test_a_new_image_in_the_middle_is_foreign_too(cluster, servers):
     assert "pod template" in str(make(cluster).apply(plan(2, canary=True)).foreign)
 
 
+def test_a_router_that_finds_servers_by_labels_finds_the_canary(cluster, servers):
+    """Behind a router no Service may select the pods; its label comes only with a real completion, and goes again."""
+    production(cluster)
+    cluster.objects.pop((SERVICES.plural, NAMESPACE, "llm"))
+    assert "promotion.canary.labels" in " ".join(make(cluster).preflight(NEW))
+
+    def routed(cluster: FakeCluster) -> DeploymentTarget:
+        return make(cluster, canary_labels={"llm-d.ai/model": "llama"})
+
+    assert routed(cluster).preflight(NEW) == []
+    routed(cluster).apply(plan(canary=True))
+    assert cluster.pods(**{"llm-d.ai/model": "llama"}) == []
+    for _ in range(30):
+        cluster.tick()
+        if routed(cluster).apply(plan(canary=True)).settled:
+            break
+    (pod,) = cluster.pods(**{"llm-d.ai/model": "llama"})
+    assert pod["metadata"]["labels"]["tunewright.dev/role"] == "canary"
+    routed(cluster).apply(plan())
+    assert cluster.pods(**{"llm-d.ai/model": "llama"}) == [], "no new requests while it drains"
+
+
+def test_labels_that_make_the_canary_one_of_the_replicas_are_refused(cluster, servers):
+    chosen = production(cluster)["spec"]["selector"]["matchLabels"]
+    obstacles = " ".join(make(cluster, canary_labels=dict(chosen)).preflight(NEW))
+    assert "an autoscaler would count it in" in obstacles
+
+
 def test_an_autoscaler_is_followed(cluster, servers):
     production(cluster)
     until(cluster, plan(canary=True))

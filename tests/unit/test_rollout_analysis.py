@@ -10,7 +10,8 @@ from rollouts import E2E, FINISHED, GENERATED, PREEMPTIONS, TPOT, TTFT, WAITING,
 from scipy.special import ndtri
 
 from tunewright.domain.profile import Histogram
-from tunewright.domain.tuning import Analysis, Slo
+from tunewright.domain.promotion import Analysis
+from tunewright.domain.tuning import Slo
 from tunewright.domain.verdict import Outcome, Verdict
 from tunewright.observe.names import CANARY_METRICS
 from tunewright.ports import Series, SeriesWindow

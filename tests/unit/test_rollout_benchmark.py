@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from tunewright.domain.tuning import Analysis, Slo
+from tunewright.domain.promotion import Analysis
+from tunewright.domain.tuning import Slo
 from tunewright.domain.verdict import Outcome
 from tunewright.observe import names
 from tunewright.ports import Series, SeriesWindow

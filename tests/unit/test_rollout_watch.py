@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rollouts import PREEMPTIONS, Behaviour, windows
 
-from tunewright.domain.tuning import Analysis
+from tunewright.domain.promotion import Analysis
 from tunewright.domain.verdict import Outcome, Verdict
 from tunewright.ports import SeriesWindow
 from tunewright.rollout.watch import Compared, compare_with_before, told, with_before

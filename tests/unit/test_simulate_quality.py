@@ -9,9 +9,9 @@ from simulate_process import Running, serving
 
 from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.promotion import Quality
 from tunewright.domain.quality import judge_quality
 from tunewright.domain.state import TrialPurpose, TrialRecord
-from tunewright.domain.tuning import Quality
 from tunewright.domain.workload import Lengths, Workload
 from tunewright.loadtest.job import LoadJob
 from tunewright.loadtest.run import execute

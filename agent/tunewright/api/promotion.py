@@ -12,9 +12,9 @@ from tunewright.domain.model import Model
 from tunewright.domain.objective import objective_unit
 from tunewright.domain.phases import TOUCHES_PRODUCTION, Phase
 from tunewright.domain.profile import Source
+from tunewright.domain.promotion import PromotionMode
 from tunewright.domain.quality import judge_quality
 from tunewright.domain.state import Decision, TrialPurpose, TrialRecord, TuningRecord
-from tunewright.domain.tuning import PromotionMode
 from tunewright.domain.units import format_duration, format_share
 from tunewright.domain.verdict import Verdict
 from tunewright.knobs.catalogue import is_lossy, new_speculation

@@ -9,6 +9,7 @@ from tunewright.controller.gating import must_prove
 from tunewright.controller.searching import advance_running, fault_of, stays
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import Phase
+from tunewright.domain.promotion import PromotionMode
 from tunewright.domain.quality import judge_quality
 from tunewright.domain.settle import settle
 from tunewright.domain.state import (
@@ -21,7 +22,6 @@ from tunewright.domain.state import (
     TuningRecord,
 )
 from tunewright.domain.step import Step, enter, say, update
-from tunewright.domain.tuning import PromotionMode
 
 
 def confirming(record: TuningRecord, context: Context) -> Step:

@@ -6,9 +6,10 @@ from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
 from tunewright.controller.decisions import go_back, live_approval
 from tunewright.domain.phases import Phase
+from tunewright.domain.promotion import PromotionMode
 from tunewright.domain.state import PromotionState, TuningRecord
 from tunewright.domain.step import Step, age, enter, say, start_anew, update
-from tunewright.domain.tuning import PromotionMode, Slo
+from tunewright.domain.tuning import Slo
 from tunewright.domain.units import format_duration
 from tunewright.domain.verdict import Outcome, Reading, Verdict
 from tunewright.knobs.catalogue import gpus_of

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from tunewright.domain.answers import Answer
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.promotion import Quality
 from tunewright.domain.state import TrialRecord
-from tunewright.domain.tuning import Quality
 
 Answers = Sequence[Answer]
 

@@ -18,7 +18,8 @@ docs/rollout.md has the figures that come of it.
 from collections.abc import Mapping, Sequence
 
 from tunewright.domain.measurement import LatencyName
-from tunewright.domain.tuning import Analysis, Slo
+from tunewright.domain.promotion import Analysis
+from tunewright.domain.tuning import Slo
 from tunewright.domain.units import format_duration
 from tunewright.domain.verdict import MetricVerdict, Outcome, Reading, Verdict
 from tunewright.observe import names

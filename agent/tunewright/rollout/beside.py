@@ -13,7 +13,7 @@ A metric that is not there is inconclusive where `analysis.required` names it, a
 import math
 from collections.abc import Callable, Mapping
 
-from tunewright.domain.tuning import Analysis, FurtherMetric
+from tunewright.domain.promotion import Analysis, FurtherMetric
 from tunewright.domain.verdict import MetricVerdict, Outcome
 from tunewright.observe import names
 from tunewright.rollout.gates import LEAST_TOLERANCE, Case, surely_more, verdict_of

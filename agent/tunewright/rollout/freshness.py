@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.profile import TrafficProfile
+from tunewright.domain.promotion import Analysis, FurtherMetric
 from tunewright.domain.state import TrialRecord
 from tunewright.domain.step import update
-from tunewright.domain.tuning import Analysis, FurtherMetric
 from tunewright.observe import names
 from tunewright.observe.drift import drift
 from tunewright.ports import SeriesWindow, TargetStatus

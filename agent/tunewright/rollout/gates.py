@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tunewright.domain.measurement import LatencyName
-from tunewright.domain.tuning import Analysis
+from tunewright.domain.promotion import Analysis
 from tunewright.domain.verdict import MetricVerdict, Outcome, Reading
 from tunewright.observe import names
 from tunewright.rollout.evidence import Evidence, Latency

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tunewright.domain.tuning import Analysis
+from tunewright.domain.promotion import Analysis
 from tunewright.domain.verdict import MetricVerdict, Outcome, Reading, Verdict
 from tunewright.observe import names
 from tunewright.observe.window import clean

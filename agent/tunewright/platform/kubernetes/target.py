@@ -1,6 +1,6 @@
 """Production as a Deployment: watched by its pods, changed by server-side apply of the leaves that are tuned alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -80,13 +80,14 @@ class DeploymentTarget:
         prober: Prober | None = None,
         hold_seconds: int = HOLD_SECONDS,
         cold_start: Callable[[Candidate], float | None] = lambda _: None,
+        canary_labels: Mapping[str, str] | None = None,
     ) -> None:
         """`overrides` are those of the spare, where the canary runs. Times in seconds; `cold_start` tells how long a
         candidate took to start in its first trial, which probes and deadlines must leave room for."""
         self._kube, self._owner, self._target, self._clock = kube, owner, target, clock
         self._take_over, self._start_timeout, self._hold_seconds = take_over, start_timeout, hold_seconds
         self._prober, overrides = prober or Prober(), overrides or Overrides()
-        self._canary = Canary(kube, owner, target, clock, self._prober, overrides, drain_timeout)
+        self._canary = Canary(kube, owner, target, clock, self._prober, overrides, drain_timeout, canary_labels)
         self._asked: dict[str, float] = {}  # when this process first asked a pod in vain, by uid
         self._preflight = Preflight(kube, owner, target, self._canary, overrides, take_over, cold_start)
 

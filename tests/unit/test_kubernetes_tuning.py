@@ -41,3 +41,12 @@ def test_a_file_is_for_one_machine_and_a_config_map_for_a_cluster() -> None:
         tuning(quality={"promptsConfigMap": "p"})
     with pytest.raises(ValidationError, match="only one of"):
         tuning(quality={"promptsConfigMap": "p", "promptsFile": "p.jsonl"})
+
+
+def test_labels_of_the_canary_are_for_clusters_and_of_the_form_that_kubernetes_takes() -> None:
+    with pytest.raises(ValidationError, match="is for clusters"):
+        tuning(promotion={"canary": {"labels": {"a": "b"}}})
+    for labels in ({"a b": "c"}, {"a": "-"}, {"/x": "y"}):
+        with pytest.raises(ValidationError, match="is no label that Kubernetes takes"):
+            tuning(target={"deployment": "chat"}, promotion={"canary": {"labels": labels}})
+    tuning(target={"deployment": "chat"}, promotion={"canary": {"labels": {"llm-d.ai/model": "llama-3.1"}}})
