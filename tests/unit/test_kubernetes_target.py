@@ -357,6 +357,22 @@ def test_what_somebody_else_keeps_is_left_to_them_without_a_trace_of_ours(cluste
     assert cluster.pods(**{"tunewright.dev/role": "canary"}) == []
 
 
+@pytest.mark.parametrize("take_over", [False, True])
+def test_letting_go_forces_nothing_though_the_strategy_is_theirs_as_well(cluster, servers, take_over):
+    before = {"maxSurge": 1, "maxUnavailable": 0}
+    production(cluster)["spec"]["strategy"] = {"rollingUpdate": dict(before)}
+    until(cluster, plan(canary=True))
+    until(cluster, plan(1, canary=True))
+    theirs = {"maxSurge": 2, "maxUnavailable": 1}
+    live(cluster)["spec"]["strategy"]["rollingUpdate"] = dict(theirs)
+    live(cluster)["owners"].update({"strategy/maxSurge": "helm", "strategy/maxUnavailable": "helm"})
+    assert make(cluster, take_over=take_over).let_go()
+    spec = live(cluster)["spec"]
+    assert spec["strategy"]["rollingUpdate"] == theirs
+    assert "paused" not in spec
+    assert "minReadySeconds" not in spec
+
+
 def test_a_canary_that_alone_serves_is_not_taken_away_with_the_rest(cluster, servers):
     production(cluster)
     until(cluster, plan(canary=True))

@@ -293,7 +293,8 @@ def _back(record: TuningRecord, path: str) -> tuple[str, ...]:
             f"By itself: when the canary fails, is slower than the others beyond the tolerance of "
             f"{format_share(analysis.tolerance)} (above half of it, it may go back as well), "
             f"has more than {format_share(analysis.max_error_rate)} of errors, "
-            "gets no traffic or no verdict in time; when a replica does not start; when the SLO is missed later.",
+            "gets no traffic or no verdict in time; when a replica does not start; when the SLO is missed later, or a "
+            "latency is surely worse than before the roll.",
             f"By hand: {by_hand}, from the canary on and also after it is promoted.",
         )
     return (f"By hand: {by_hand}.",) if record.phase is Phase.PROMOTED else ()

@@ -206,12 +206,12 @@ class DeploymentTarget:
         if note is not None:
             leaves = self._as_is(seen, note)
             try:
-                self._write(note.ended(), leaves, paused=False, rolling=False)
+                self._write(note.ended(), leaves, paused=False, rolling=False, force=False)
             except KubeConflict as conflict:
                 if not conflict.causes:
                     raise
                 # The strategy is theirs too: what we wrote of it falls back when it is left out.
-                self._write(note.ended().without_strategy(), leaves, paused=False, rolling=False)
+                self._write(note.ended().without_strategy(), leaves, paused=False, rolling=False, force=False)
         others = any(not server.trouble for server in seen.servers if not server.canary)
         serving = any(not server.trouble for server in seen.servers if server.canary)
         if seen.canary is not None and (others or not serving):
@@ -322,10 +322,10 @@ class DeploymentTarget:
             return note.again(self._owner, seen.template)
         return Note.of(self._owner, seen.deployment, seen.template)
 
-    def _write(self, note: Note, leaves: Json, *, paused: bool, rolling: bool) -> None:
+    def _write(self, note: Note, leaves: Json, *, paused: bool, rolling: bool, force: bool = True) -> None:
         whole = body(self._target.name, note, leaves, paused=paused, hold_seconds=self._hold_seconds, rolling=rolling)
         try:
-            self._kube.apply(DEPLOYMENTS, whole, self._target.namespace, force=self._take_over)
+            self._kube.apply(DEPLOYMENTS, whole, self._target.namespace, force=self._take_over and force)
         except Invalid as error:
             raise Refused(f"the API server refuses the change of Deployment {self._target.name}: {error}") from error
 
