@@ -208,6 +208,9 @@ def settled(world: World, record: TuningRecord) -> None:
     assert world.canary is None
     promoted = record.phase is Phase.PROMOTED
     wanted = record.promotion.candidate if promoted and record.promotion else world.stable
+    if promoted and world.intruder is not None:  # afterwards: theirs, named, and not fought
+        wanted = world.intruder
+        assert record.foreign
     assert {server.candidate.hash for server in world.fleet} == {wanted.hash}
     if record.phase is Phase.ROLLED_BACK and record.promotion is not None:
         assert wanted.hash == record.promotion.baseline.hash
