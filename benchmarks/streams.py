@@ -85,7 +85,11 @@ class Side:
                 [Block(n, total) for n, total in zip(counts.tolist(), totals.tolist(), strict=True)],
             )
         finished, errors = float(self.finished[:scrapes].sum()), float(self.errors[:scrapes].sum())
-        return Evidence(finished=finished, errors=errors, aborted=0.0, latencies=latencies, problems=())
+        requests = np.bincount(block, self.finished[:scrapes], count)
+        calm = [Block(n, 0.0) for n in requests.tolist()]
+        return Evidence(
+            finished=finished, errors=errors, aborted=0.0, latencies=latencies, problems=(), preemptions=calm
+        )
 
     def _draw(self) -> None:
         b, rng = self.behaviour, self._rng

@@ -20,6 +20,7 @@ from tunewright.platform.process.command import Command
 from tunewright.platform.process.separate import shared_gpus, spare_environment
 from tunewright.platform.process.spare import ProcessSpare
 from tunewright.ports import Clock, PortError, Refused
+from tunewright.promptsfile import read_prompts
 from tunewright.propose.space import build_space, check_search
 
 VERSION_TIMEOUT = 120.0
@@ -43,6 +44,8 @@ def run_checks(tuning: Tuning, state: Path, clock: Clock) -> list[Finding]:
     checks: list[tuple[str, Callable[[], str]]] = [("search", partial(_search, tuning))]
     if spec.load.trace is not None:
         checks.append(("trace", partial(check_trace, tuning)))
+    if spec.quality.prompts_file is not None:
+        checks.append(("quality prompts", partial(_prompts, Path(spec.quality.prompts_file))))
     for name, words in _commands(tuning):
         environment = {**spec.target.environment, **(spec.spare.environment if name == "spare" else {})}
         checks.append((f"{name} command", partial(_command, words, environment)))
@@ -89,6 +92,12 @@ def check_trace(tuning: Tuning) -> str:
     except LoadFailure as failure:
         raise Refused(str(failure)) from failure
     return f"{len(recording.arrivals)} requests over {format_duration(round(recording.period))}"
+
+
+def _prompts(path: Path) -> str:
+    found = read_prompts(path)
+    judged = sum(prompt.answer is not None for prompt in found)
+    return f"{len(found)} prompts, {judged} of them with the right answer"
 
 
 def _command(words: tuple[str, ...], environment: dict[str, str]) -> str:

@@ -7,20 +7,23 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tunewright.controller.context import Context
 from tunewright.controller.decisions import go_back
 from tunewright.controller.manager import Manager
 from tunewright.controller.reconcile import reconcile
+from tunewright.domain.answers import QualityPrompt
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import TERMINAL
 from tunewright.domain.state import TrialRecord, TuningRecord
 from tunewright.domain.tuning import Tuning
 from tunewright.knobs.facts import ModelFacts
 from tunewright.kube.client import Json, Kube
+from tunewright.kube.errors import NotFound
 from tunewright.kube.lease import LeaderElection, Role
 from tunewright.kube.neighbours import Neighbours, scope_labels
-from tunewright.kube.resources import TRIALS, TUNINGS
+from tunewright.kube.resources import CONFIG_MAPS, TRIALS, TUNINGS
 from tunewright.kube.wakes import TRIALS_PAGE, Wakes
 from tunewright.observe.prometheus import PrometheusSource
 from tunewright.platform.kubernetes.abandoned import release_abandoned
@@ -31,6 +34,7 @@ from tunewright.platform.kubernetes.spare import KubernetesSpare
 from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides
 from tunewright.ports import Clock, Key, Refused
+from tunewright.promptsfile import parse_prompts
 from tunewright.propose.proposer import OptunaProposer
 from tunewright.store.kubernetes_pass import Pass
 from tunewright.store.kubernetes_seen import SeenTunings
@@ -48,6 +52,7 @@ NEIGHBOUR = 10.0
 """Seconds between two looks whether another controller still drives a tuning."""
 CALLS = 16
 """Calls of the loop to the API server at once: more would only wait there."""
+PROMPTS_KEY = "prompts.jsonl"
 
 
 @dataclass(frozen=True)
@@ -266,6 +271,7 @@ class Cluster:
             drain_timeout=spec.target.drain_timeout,
             overrides=overrides,
             prober=prober,
+            canary_labels=spec.promotion.canary.labels,
             cold_start=lambda candidate: first_start(self.trials.of((namespace, owner.name), owner.uid), candidate),
         )
         return Context(
@@ -292,7 +298,23 @@ class Cluster:
             load=KubernetesLoadTest(self.kube, owner, namespace, settings, self.clock, api_key=target.api_key),
             target=target,
             proposer=OptunaProposer(spec.search, ModelFacts(), spec.load),
+            prompts=partial(config_map_prompts, self.kube, namespace, spec.quality.prompts_config_map),
         )
+
+
+def config_map_prompts(kube: Kube, namespace: str, name: str | None) -> Sequence[QualityPrompt]:
+    """The prompts of the quality gate in the ConfigMap `name`; none without one. Raises `Refused` or `PortError`."""
+    if name is None:
+        return ()
+    where = f"quality.promptsConfigMap: {PROMPTS_KEY} of ConfigMap {name}"
+    try:
+        found = kube.get(CONFIG_MAPS, name, namespace)
+    except NotFound:
+        raise Refused(f"quality.promptsConfigMap: there is no ConfigMap {name} in namespace {namespace}") from None
+    text = (found.get("data") or {}).get(PROMPTS_KEY)
+    if text is None:
+        raise Refused(f"quality.promptsConfigMap: ConfigMap {name} has no key {PROMPTS_KEY}")
+    return parse_prompts(text, where)
 
 
 def first_start(trials: Sequence[TrialRecord], candidate: Candidate) -> float | None:

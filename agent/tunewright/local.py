@@ -14,6 +14,7 @@ from types import TracebackType
 from tunewright.controller.context import Context
 from tunewright.controller.loop import run
 from tunewright.controller.trials import put_back, run_id, running
+from tunewright.domain.answers import QualityPrompt
 from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION, Phase
 from tunewright.domain.state import TrialPhase, TrialRecord, TuningRecord
 from tunewright.domain.step import start_anew, update
@@ -32,6 +33,7 @@ from tunewright.platform.process.separate import shared_gpus, spare_environment
 from tunewright.platform.process.spare import ProcessSpare
 from tunewright.platform.process.target import ProcessTarget
 from tunewright.ports import Clock, LoadPhase, MetricsSource, PortError, Refused, Spare, Stop
+from tunewright.promptsfile import read_prompts
 from tunewright.propose.proposer import OptunaProposer
 from tunewright.store.lock import agent_lock
 from tunewright.store.one import OneStore
@@ -63,6 +65,7 @@ class LocalTuning:
         self.tuning, self.clock = tuning, clock
         self.folder = state / tuning.metadata.name
         self.state = state
+        self._prompts()  # refused before anything is touched
         self._facts = asked_facts(tuning, state)
         self._proposer = OptunaProposer(tuning.spec.search, self._facts, tuning.spec.load)
         self._exits = ExitStack()
@@ -88,6 +91,7 @@ class LocalTuning:
                 load=ProcessLoadTest(self.folder / "load", self.clock),
                 target=self.target,
                 proposer=self._proposer,
+                prompts=self._prompts,
             )
             self.record = self._open_record()
             self._exits = exits.pop_all()
@@ -215,6 +219,10 @@ class LocalTuning:
         with suppress(OSError):  # a full disk costs a panel, not the tuning
             write_atomic(self.spare_targets, text.encode())
             self._spare_told = text
+
+    def _prompts(self) -> Sequence[QualityPrompt]:
+        file = self.tuning.spec.quality.prompts_file
+        return read_prompts(Path(file)) if file else ()
 
     def _make_target(self) -> ProcessTarget | AdoptedTarget | OfflineTarget:
         spec = self.tuning.spec

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.measurement import Measurement
 from tunewright.domain.profile import TrafficProfile
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.state import Decision, Failure, StartMemory, TrialRecord, TuningRecord
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Workload
@@ -152,7 +154,10 @@ class Spare(Protocol):
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One load test: what is sent where, for how long, judged by what."""
+    """One load test: what is sent where, for how long, judged by what.
+
+    `quality_prompts` prompts of the workload's lengths are answered greedily after it, or `prompts` where given.
+    """
 
     url: str
     workload: Workload
@@ -163,6 +168,7 @@ class LoadRequest:
     seed: int
     quality_prompts: int = 0
     quality_max_tokens: int = 0
+    prompts: Sequence[QualityPrompt] = ()
     api_key_file: str | None = None
 
 
@@ -183,7 +189,7 @@ class LoadStatus:
     detail: str = ""
     progress: float = 0.0
     measurement: Measurement | None = None
-    answers: Sequence[Sequence[str]] = ()
+    answers: Sequence[Answer] = ()
 
 
 class LoadTest(Protocol):
@@ -271,6 +277,15 @@ class Target(Protocol):
     def apply(self, plan: TargetPlan) -> TargetStatus:
         """Take one idempotent step towards `plan`. A new server gets requests only after a real completion; one that
         is to go is drained first. `failure` is set when a server of `candidate` died or could not start."""
+        ...
+
+    def let_go(self) -> bool:
+        """Leave production to somebody else who changed it: give back what was held (strategy, pause, canary), never
+        what they set. May be repeated. False where nobody else can own it, and nothing was done."""
+        ...
+
+    def recipe(self, candidate: Candidate) -> Recipe:
+        """What production would be given to run `candidate`, for the files of `tunewright recommend`."""
         ...
 
     def recommend(self, candidate: Candidate) -> str:

@@ -77,7 +77,7 @@ def test_a_run_is_absent_then_running_then_done_then_forgotten(make):
     assert status.phase is LoadPhase.DONE, status.detail
     assert status.measurement is not None
     assert status.measurement.completed > 0
-    assert list(map(list, status.answers)) == [[" one", " two"]]
+    assert [answer.tokens for answer in status.answers] == [(" one", " two")]
     assert status.progress == 1.0
     tests.start("t-1", request("http://127.0.0.1:9"))  # it has ended under this id: nothing starts again
     assert tests.poll("t-1") == status

@@ -14,14 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tunings import tuning
-from world import BASELINE, BEST, Behaviour, FakeLoad, Killed, World, oom
+from world import BASELINE, BEST, THEIRS, Behaviour, Killed, World, oom
 
 from tunewright.controller.decisions import bound
 from tunewright.controller.reconcile import reconcile
+from tunewright.domain.answers import Answer
+from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION, Phase
 from tunewright.domain.state import TuningRecord
 from tunewright.domain.verdict import Outcome
-from tunewright.ports import LoadStatus
 
 SPEC: dict[str, Any] = {
     "metrics": {"window": "20s", "interval": "1s", "minRequests": 20},
@@ -33,6 +34,7 @@ SPEC: dict[str, Any] = {
         "canary": {"share": "30%", "warmup": "1s", "trafficTimeout": "60s"},
         "analysis": {"interval": "4s", "minDuration": "8s", "maxDuration": "48s", "minRequests": 30},
         "watch": "8s",
+        "foreignTimeout": "30s",
     },
 }
 MIN_REQUESTS = 30
@@ -66,6 +68,7 @@ def events() -> st.SearchStrategy[list[Event]]:
         st.tuples(st.just("field"), st.booleans()),
         st.tuples(st.just("scale"), st.integers(1, 4)),
         st.tuples(st.just("spares"), st.integers(1, 3)),
+        st.tuples(st.just("intrude"), st.sampled_from([THEIRS, None])),
         st.tuples(st.just("wait"), st.sampled_from([5.0, 60.0, 4000.0])),
     )
     return st.lists(st.builds(lambda after, kind: Event(after, *kind), st.integers(0, 60), kinds), max_size=10)
@@ -138,6 +141,9 @@ class Run:
             case "spares":
                 world.spares = how  # what is no spare any more must not be started on
                 self._edit(spare={"parallelism": how})
+            case "intrude":
+                if how is not None or world.intruder is not None:
+                    world.intrude(how)
             case "wait":
                 world.clock.advance(how)
 
@@ -202,11 +208,14 @@ def settled(world: World, record: TuningRecord) -> None:
     assert world.canary is None
     promoted = record.phase is Phase.PROMOTED
     wanted = record.promotion.candidate if promoted and record.promotion else world.stable
+    if promoted and world.intruder is not None:  # afterwards: theirs, named, and not fought
+        wanted = world.intruder
+        assert record.foreign
     assert {server.candidate.hash for server in world.fleet} == {wanted.hash}
     if record.phase is Phase.ROLLED_BACK and record.promotion is not None:
         assert wanted.hash == record.promotion.baseline.hash
     if Phase.PROMOTED not in [change.phase for change in record.history]:
-        assert wanted.hash == BASELINE.hash
+        assert wanted.hash == (world.intruder or BASELINE).hash
     trials = world.store.trials("demo")
     assert len({trial.id for trial in trials}) == len(trials)
 
@@ -257,21 +266,22 @@ def test_without_events_it_is_promoted(waiting: World) -> None:
     assert run.drive().phase is Phase.PROMOTED
 
 
-def test_a_lossy_winner_whose_answers_differ_is_never_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant 7."""
-    whole = FakeLoad.poll
-
-    def other_answers(self: FakeLoad, run_id: str) -> LoadStatus:
-        status = whole(self, run_id)
-        held = self.world.servers.get(run_id)
-        differ = held is not None and held[0].hash == BEST.hash and status.answers
-        return replace(status, answers=[["other", "answer"]] * len(status.answers)) if differ else status
-
-    monkeypatch.setattr(FakeLoad, "poll", other_answers)
+@pytest.mark.parametrize("speculates", [False, True])
+def test_a_winner_whose_answers_differ_is_never_promoted(speculates: bool) -> None:
+    """Invariant 7: neither a lossy knob nor a new speculation."""
+    drafts = Candidate(values={"speculative_method": "ngram", "num_speculative_tokens": 2})
+    winner = drafts if speculates else BEST
     world = begun()
-    world.proposals = [BEST]
-    world.lossy = ("kv_cache_dtype",)
+    world.behaviours[winner.hash] = replace(world.behaviours[BEST.hash], start=0.5)
+    world.proposals = [winner]
+    world.lossy = () if speculates else ("kv_cache_dtype",)
+
+    def answers(candidate: Candidate, _run: int, count: int) -> list[Answer]:
+        words = ("other" if candidate.hash == winner.hash else "same", "answer")
+        return [Answer(prompt=str(n), text=" ".join(words), tokens=words) for n in range(count)]
+
+    world.answers = answers
     record = Run(world, []).drive()
     assert record.phase is Phase.NO_IMPROVEMENT
-    assert "changes answers" in record.sentence
+    assert "does not keep the answers" in record.sentence
     assert "target.apply" not in world.calls

@@ -27,6 +27,7 @@ class Behaviour:
     die_after: int = 0  # tokens into a stream, then every connection is cut and the port closed
     miscount: float = 1.0  # what its counter says for each token
     logprobs: bool = True
+    refuses_logprobs: bool = False
     text: str = " one two three"
     word_tokens: float = 1.0  # what its tokenizer makes of a word of a conversation
     hang: bool = False
@@ -143,8 +144,11 @@ vllm:request_success_total{{engine="0",finished_reason="length"}} {b.finished}
         if b.status != 200:
             self._whole(writer, b.status, '{"error": {"message": "no such thing"}}')
             return
+        if b.refuses_logprobs and "logprobs" in asked:
+            self._whole(writer, 400, '{"error": {"message": "logprobs are not allowed"}}')
+            return
         if not asked.get("stream"):
-            logprobs = {"tokens": [" one", " two"]} if b.logprobs else None
+            logprobs = {"tokens": [" one", " two"]} if b.logprobs and "logprobs" in asked else None
             usage = {"prompt_tokens": self._prompt_tokens(asked), "completion_tokens": 1}
             choices = [{"text": b.text, "logprobs": logprobs}]
             self._whole(writer, 200, json.dumps({"choices": choices, "usage": usage}))

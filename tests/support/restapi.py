@@ -14,10 +14,12 @@ from tunings import tuning
 from tunewright.api.app import LOCAL_HOSTS, create_app
 from tunewright.api.auth import OwnerMayAll, TokenFile, ensure_token
 from tunewright.controller.context import Context
+from tunewright.domain.answers import Answer
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import Estimate, GeneratorHealth, Latency, Measurement
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Histogram, Source, TrafficProfile
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.state import (
     ConfirmStatus,
     Finalist,
@@ -123,7 +125,7 @@ def trials() -> list[TrialRecord]:
                 finished_at=START,
                 outcome=TrialOutcome.COMPLETE,
                 measurement=measured(tokens, ttft),
-                answers=(("an", "answer"),),
+                answers=(Answer(prompt="p", text="an answer"),),
                 objective=tokens,
                 slo_margin=0.5,
             )
@@ -156,6 +158,7 @@ def waiting(**changes: Any) -> TuningRecord:
         "profile": profile(),
         "baseline": BASELINE,
         "winner": WINNER,
+        "recipe": Recipe(args=("vllm", "serve", "m", "--max-num-seqs", "64")),
         "finalists": (Finalist(candidate=WINNER, gain=gain), Finalist(candidate=Candidate(values={"max_num_seqs": 8}))),
         "approval_since": START,
         "history": (PhaseChange(at=START, phase=Phase.AWAITING_APPROVAL, sentence="Waiting for approval."),),

@@ -13,6 +13,10 @@ TTFT = "vllm:time_to_first_token_seconds"
 TPOT = "vllm:request_time_per_output_token_seconds"
 E2E = "vllm:e2e_request_latency_seconds"
 FINISHED = "vllm:request_success_total"
+PREEMPTIONS = "vllm:num_preemptions_total"
+PROMPTED = "vllm:prompt_tokens_total"
+GENERATED = "vllm:generation_tokens_total"
+WAITING = "vllm:num_requests_waiting"
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,12 @@ class Behaviour:
     spread: float = 0.6
     swell: float = 0.3
     errors: float = 0.0
+    preemptions: float = 0.0
+    """Per request; they come in bursts of ten."""
+    tokens: float = 100.0
+    """Output tokens per request."""
+    waiting: float = 0.0
+    """Share of the scrapes at which requests wait."""
 
 
 def windows(
@@ -87,6 +97,11 @@ def _window(
     counter(FINISHED, grouped(~failed), finished_reason="length")
     counter(FINISHED, grouped(failed), finished_reason="error")
     counter(FINISHED, np.zeros(steps), finished_reason="abort")
+    counter(PREEMPTIONS, 10.0 * rng.binomial(counts, b.preemptions / 10))
+    counter(GENERATED, counts * b.tokens)
+    counter(PROMPTED, counts * 300.0)
+    queue = [float(at < b.waiting * (times[-1] + step)) for at in times]
+    series.append(Series({"__name__": WAITING, **labels}, list(zip(times, queue, strict=True))))
     good = ~failed
     for name, values in ((TTFT, ttft), (TPOT, tpot), (E2E, e2e)):
         for edge in HISTOGRAMS[name]:

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tunewright.controller.context import Context
 from tunewright.controller.reconcile import reconcile
+from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import Estimate, GeneratorHealth, Latency, Measurement
 from tunewright.domain.phases import TERMINAL
 from tunewright.domain.profile import Source
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.state import Failure, FailureKind, TrialRecord, TuningRecord
 from tunewright.domain.tuning import Tuning
 from tunewright.ports import (
@@ -22,6 +24,7 @@ from tunewright.ports import (
     LoadStatus,
     PortError,
     Proposal,
+    Refused,
     Replica,
     Series,
     SeriesWindow,
@@ -34,6 +37,8 @@ from tunewright.store.memory import MemoryStore
 
 BASELINE = Candidate(values={"max_num_seqs": 4})
 BEST = Candidate(values={"max_num_seqs": 64})
+THEIRS = Candidate(values={"max_num_seqs": 17})
+"""What somebody else sets."""
 
 
 class Killed(BaseException):
@@ -105,6 +110,10 @@ class World:
         self.plans: list[TargetPlan] = []
         self.canary_behaviour: Behaviour | None = None
         self.lossy: tuple[str, ...] = ()
+        self.answers: Callable[[Candidate, int, int], list[Answer]] = lambda _what, _run, count: same_answers(count)
+        self.intruder: Candidate | None = None
+        self.let_go = 0
+        self.prompts: tuple[QualityPrompt, ...] | Refused = ()
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ("helm owns the arguments",)
 
@@ -120,7 +129,13 @@ class World:
             load=Wrapped(self, FakeLoad(self), "load"),  # type: ignore[arg-type]
             target=Wrapped(self, FakeTarget(self), "target"),  # type: ignore[arg-type]
             proposer=FakeProposer(self),
+            prompts=self.read_prompts,
         )
+
+    def read_prompts(self) -> tuple[QualityPrompt, ...]:
+        if isinstance(self.prompts, Refused):
+            raise self.prompts
+        return self.prompts
 
     def create(self, tuning: Tuning) -> TuningRecord:
         record = TuningRecord(tuning=tuning, spec_hash=tuning.spec.spec_hash, phase_since=self.clock.now())
@@ -173,6 +188,12 @@ class World:
         while len(self.fleet) < servers:
             start = self.behaviour(newest).start
             self.fleet.append(Server(f"server-{len(self.fleet)}", newest, now, now + start))
+
+    def intrude(self, candidate: Candidate | None) -> None:
+        """Somebody else gives production a configuration of theirs and keeps it (None: takes it back again)."""
+        self.intruder, now = candidate, self.clock.now()
+        self.stable = candidate or BASELINE
+        self.fleet = [Server(server.name, self.stable, now) for server in self.fleet]
 
     def leftovers(self) -> list[str]:
         """What is still on the spare, or of the load test."""
@@ -274,7 +295,8 @@ class FakeLoad:
         candidate, _, _, slot = self.world.servers[run_id]
         self.world.runs[candidate.hash] = self.world.runs.get(candidate.hash, 0) + 1
         factor = self.world.noise(candidate.hash, self.world.runs[candidate.hash]) * self.world.speed(slot)
-        answers = [["same", "answer"]] * request.quality_prompts
+        count = len(request.prompts) or request.quality_prompts
+        answers = self.world.answers(candidate, self.world.runs[candidate.hash], count)
         return LoadStatus(
             LoadPhase.DONE,
             measurement=measured(self.world.behaviour(candidate), factor, self.world.clock.now()),
@@ -283,6 +305,13 @@ class FakeLoad:
 
     def cancel(self, run_id: str) -> None:
         self.world.loads.pop(run_id, None)
+
+
+def same_answers(count: int) -> list[Answer]:
+    """What every sound server says."""
+    words = (" the", " same", " answer")
+    top = tuple({word: -0.1, " else": -2.5} for word in words)
+    return [Answer(prompt=f"p{n}", text="".join(words), tokens=words, top=top) for n in range(count)]
 
 
 def measured(behaviour: Behaviour, factor: float = 1.0, now: float = 0.0) -> Measurement:
@@ -334,13 +363,24 @@ class FakeTarget:
     def notes(self, candidate: Candidate) -> Sequence[str]:
         return self.world.notes
 
+    def recipe(self, candidate: Candidate) -> Recipe:
+        return Recipe(args=("vllm", "serve", "m", *map(str, candidate.values.values())))
+
     def recommend(self, candidate: Candidate) -> str:
         return str(dict(candidate.values))
+
+    def let_go(self) -> bool:
+        self.world.canary = self.world.surge = None
+        self.world.let_go += 1
+        return True
 
     def apply(self, plan: TargetPlan) -> TargetStatus:
         world, now = self.world, self.world.clock.now()
         world.plans.append(plan)
         self._follow_canary(plan, now)
+        if world.intruder is not None and world.intruder.hash not in (plan.baseline.hash, plan.candidate.hash):
+            foreign = f"argocd changed the arguments to {dict(world.intruder.values)}"
+            return replace(self._status(False, "somebody else changed it"), foreign=foreign)
         settled = plan.canary == (world.canary is not None) and self._is_ready(world.canary, now)
         for slot, server in enumerate(world.fleet):
             wanted = plan.candidate if slot < plan.updated else plan.baseline
@@ -483,6 +523,7 @@ class FakeMetrics:
         return [
             counter("vllm:request_success_total", self.rate - bad, finished_reason="length"),
             counter("vllm:request_success_total", bad, finished_reason="error"),
+            counter("vllm:request_success_total", 0.0, finished_reason="abort"),
             counter("vllm:prompt_tokens_total", self.rate * 200),
             counter("vllm:generation_tokens_total", self.rate * 60),
             counter("vllm:prefix_cache_queries_total", self.rate * 200),

@@ -154,6 +154,15 @@ def test_a_lossy_winner_is_marked_with_the_quality_gate(rest: Rest) -> None:
     assert found["quality"]["passed"] is False, "no answers are no pass"
 
 
+def test_the_recommendation_is_told_in_the_form_asked_for(rest: Rest) -> None:
+    found = rest.get("/tunings/demo/recommendation").json()
+    assert (found["form"], found["files"][0]["name"]) == ("args", "command.sh")
+    assert rest.get("/tunings/demo/recommendation?as=kustomize").status_code == 404
+    assert rest.get("/tunings/demo/recommendation?as=xml").status_code == 422
+    change(rest, winner=None)
+    assert "nothing to recommend" in rest.get("/tunings/demo/recommendation").json()["detail"]
+
+
 def test_time_suspended_does_not_use_up_the_approval(rest: Rest) -> None:
     change(rest, suspended_since=START + 10)
     rest.clock.time = START + 110

@@ -177,3 +177,16 @@ def test_profile_refuses_what_is_no_span_and_names_a_prometheus_that_does_not_an
     result = RUNNER.invoke(app, ["profile", "http://127.0.0.1:9"])
     assert result.exit_code == Exit.UNREACHABLE, result.stderr
     assert "127.0.0.1:9" in result.stderr
+
+
+def test_recommend_prints_or_writes_files_and_overwrites_nothing(state: Path, tmp_path: Path) -> None:
+    shown = run(state, "recommend", "demo")
+    assert f"# demo: {WINNER.hash} instead of {BASELINE.hash}" in shown
+    assert "# command.sh: what starts each server of production" in shown
+    assert "vllm serve m --max-num-seqs 64" in shown
+    assert json.loads(run(state, "recommend", "demo", "--json"))["form"] == "args"
+    folder = tmp_path / "patches"
+    assert "Written" in run(state, "recommend", "demo", "--output", str(folder))
+    assert (folder / "command.sh").read_text() == "vllm serve m --max-num-seqs 64\n"
+    assert "File exists" in run(state, "recommend", "demo", "--output", str(folder), code=Exit.USAGE)
+    assert "use --as args" in run(state, "recommend", "demo", "--as", "kustomize", code=Exit.USAGE)

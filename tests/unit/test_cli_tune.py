@@ -161,6 +161,24 @@ def test_check_names_what_is_wrong(tmp_path: Path, change: dict[str, Any], what:
     assert told in found[what][1]
 
 
+def test_check_reads_the_prompts_of_the_quality_gate(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    file = write(tmp_path, quality={"promptsFile": str(prompts)})
+    assert "can't be read" in findings(file, tmp_path / "state", Exit.USAGE)["quality prompts"][1]
+    prompts.write_text('{"prompt": "2+2=", "answer": "4"}\n{"prompt": "hello"}\n')
+    detail = findings(file, tmp_path / "state", Exit.DONE)["quality prompts"][1]
+    assert detail == "2 prompts, 1 of them with the right answer"
+
+
+def test_a_tuning_with_bad_prompts_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": 1}\n')
+    file = write(tmp_path, quality={"promptsFile": str(prompts)})
+    out = run("tune", file, tmp_path / "state", code=Exit.USAGE)
+    assert "line 1: prompt must be a text" in out
+    assert not (tmp_path / "state" / "demo").exists()
+
+
 def test_check_finds_the_clients_address_taken(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

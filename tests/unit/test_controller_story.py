@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 from tunings import tuning
-from world import BASELINE, BEST, Behaviour, FakeLoad, FakeSpare, World, oom, port_in_use
+from world import BASELINE, BEST, THEIRS, Behaviour, FakeLoad, FakeSpare, World, oom, port_in_use
 
 from tunewright.controller.decisions import bound
 from tunewright.controller.reconcile import reconcile
+from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import TOUCHES_PRODUCTION, Phase
 from tunewright.domain.profile import Source
 from tunewright.domain.state import Decision, TuningRecord
-from tunewright.ports import LoadStatus
+from tunewright.ports import LoadStatus, Refused
 
 
 def waits(record: TuningRecord) -> bool:
@@ -209,6 +210,67 @@ def test_mode_recommend_never_touches_production() -> None:
     assert "target.apply" not in world.calls
 
 
+def test_without_an_slo_a_regression_after_the_roll_goes_back_by_itself() -> None:
+    """Nothing but the values before the roll says that it became worse."""
+    world = World()
+    world.create(tuning(slo={}, promotion=tuning().spec.promotion.model_dump(mode="json") | {"mode": "auto"}))
+    record = world.run(until=lambda r: r.phase is Phase.WATCHING)
+    assert record.promotion is not None
+    assert record.promotion.before
+    world.behaviours[BEST.hash] = replace(world.behaviour(BEST), ttft=2.0)
+    record = world.run()
+    assert record.phase is Phase.ROLLED_BACK
+    assert "ttft mean 2 s against 0.8 s before the roll, surely worse" in record.sentence
+
+
+def test_going_back_that_somebody_else_holds_for_ever_comes_to_an_end(world: World) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.phase is Phase.ROLLING)
+    world.intrude(THEIRS)
+    decide(world, "abort")
+    held = world.run(until=lambda r: "is held" in r.sentence)
+    assert held.phase is Phase.ROLLING_BACK
+    assert held.foreign_since is not None
+    record = world.run(until=lambda r: r.phase is not Phase.ROLLING_BACK)
+    assert record.phase is Phase.FAILED
+    assert record.phase_since - held.foreign_since >= 3600
+    assert "argocd changed the arguments to {'max_num_seqs': 17}" in record.sentence
+    assert "runs 2 × neither" in record.sentence
+    assert (world.let_go, world.canary) == (1, None)
+    applied = len(world.plans)
+    world.run()
+    assert len(world.plans) == applied, "what is theirs is left alone"
+    assert {server.candidate.hash for server in world.fleet} == {THEIRS.hash}
+
+
+def test_somebody_who_gives_production_back_in_time_costs_nothing(world: World) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.phase is Phase.ROLLING)
+    world.intrude(THEIRS)
+    decide(world, "abort")
+    held = world.run(until=lambda r: "is held" in r.sentence)
+    world.clock.advance(3000)
+    world.run(until=lambda r: r.foreign_since is not None)
+    world.intrude(None)
+    assert world.run().phase is Phase.ROLLED_BACK
+    assert world.record().foreign_since is None
+    assert held.foreign_since is not None
+    assert world.let_go == 0
+
+
+def test_nothing_is_promoted_that_somebody_else_changed_meanwhile(world: World) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.phase is Phase.WATCHING)
+    world.intrude(THEIRS)
+    held = world.run(until=lambda r: "Not promoted while" in r.sentence)
+    assert held.phase is Phase.WATCHING
+    assert world.run().phase is Phase.FAILED
+    assert Phase.PROMOTED not in [change.phase for change in world.record().history]
+
+
 def test_mode_auto_asks_nobody() -> None:
     world = World()
     promotion = tuning().spec.promotion.model_dump(mode="json") | {"mode": "auto"}
@@ -219,6 +281,74 @@ def test_mode_auto_asks_nobody() -> None:
 def test_a_lossy_winner_must_pass_the_quality_gate(world: World) -> None:
     world.lossy = ("kv_cache_dtype",)
     assert world.run(until=lambda r: waits(r) or r.phase is Phase.NO_IMPROVEMENT).phase is Phase.AWAITING_APPROVAL
+
+
+def other_answers(candidate: Candidate, _run: int, count: int) -> list[Answer]:
+    """What a server says whose answers change with the knobs."""
+    words = ("the", "same" if candidate == BASELINE else "other", "answer")
+    return [Answer(prompt=f"p{n}", text=" ".join(words), tokens=words) for n in range(count)]
+
+
+def ended_or_waits(record: TuningRecord) -> bool:
+    return waits(record) or record.phase is Phase.NO_IMPROVEMENT
+
+
+def test_a_lossy_winner_that_changes_answers_is_turned_down(world: World) -> None:
+    world.lossy, world.answers = ("kv_cache_dtype",), other_answers
+    record = world.run(until=ended_or_waits)
+    assert record.phase is Phase.NO_IMPROVEMENT
+    assert "does not keep the answers: 33.3% of answer tokens agree" in record.sentence
+    assert "it changes what can change answers (kv_cache_dtype)" in record.sentence
+
+
+def test_a_lossless_winner_is_not_asked(world: World) -> None:
+    world.answers = other_answers
+    assert world.run(until=ended_or_waits).phase is Phase.AWAITING_APPROVAL
+    assert not any(trial.answers for trial in world.trials_now("demo"))
+
+
+def test_new_speculation_has_to_prove_that_it_is_lossless() -> None:
+    drafts = Candidate(values={"speculative_method": "ngram", "num_speculative_tokens": 2})
+    for answers, phase in ((other_answers, Phase.NO_IMPROVEMENT), (None, Phase.AWAITING_APPROVAL)):
+        world = World(behaviours={drafts.hash: Behaviour(tokens=1500.0, ttft=0.3)}, proposals=[drafts])
+        world.answers = answers or world.answers
+        world.create(tuning())
+        record = world.run(until=ended_or_waits)
+        assert record.phase is phase, record.sentence
+        assert answers is None or "its speculation (ngram) is new" in record.sentence
+
+
+def test_every_candidate_is_checked_where_the_tuning_says_so() -> None:
+    world = World()
+    world.answers = other_answers
+    world.create(tuning(quality={"always": True}))
+    record = world.run(until=ended_or_waits)
+    assert record.phase is Phase.NO_IMPROVEMENT
+    assert "quality.always is set" in record.sentence
+
+
+def test_three_starts_of_each_side_answer_and_no_more() -> None:
+    world = World(noise=lambda _hash, run: 1.0 + 0.4 * (run % 2))
+    world.lossy = ("kv_cache_dtype",)
+    world.create(tuning(confirm={"finalists": 1, "minRounds": 5, "maxRounds": 6, "minGain": "5%"}))
+    world.run(until=ended_or_waits)
+    answered = [t.candidate.hash for t in world.trials_now("demo") if t.answers]
+    assert (answered.count(BASELINE.hash), answered.count(BEST.hash)) == (3, 3)
+    assert len([t for t in world.trials_now("demo") if t.purpose == "confirm"]) >= 10
+
+
+def test_the_user_s_prompts_are_sent(world: World) -> None:
+    world.lossy, world.prompts = ("kv_cache_dtype",), (QualityPrompt(prompt="a"), QualityPrompt(prompt="b"))
+    world.run(until=waits)
+    assert {len(t.answers) for t in world.trials_now("demo") if t.answers} == {2}
+
+
+def test_bad_prompts_end_it_before_anything_is_started(world: World) -> None:
+    world.prompts = Refused("quality.promptsFile: line 1: is no JSON")
+    record = world.run()
+    assert record.phase is Phase.FAILED
+    assert "line 1: is no JSON" in record.sentence
+    assert not {"spare.start", "target.apply", "load.start"} & set(world.calls)
 
 
 @pytest.mark.parametrize("field", ["candidate", "spec", "baseline"])

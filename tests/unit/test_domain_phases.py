@@ -40,7 +40,7 @@ def test_production_is_entered_only_through_the_canary_and_left_only_by_promotio
     for phase in TOUCHES_PRODUCTION - {Phase.ROLLING_BACK}:
         assert Phase.ROLLING_BACK in TRANSITIONS[phase]
         assert TRANSITIONS[phase] - TOUCHES_PRODUCTION <= {Phase.PROMOTED}
-    assert TRANSITIONS[Phase.ROLLING_BACK] == {Phase.ROLLED_BACK, Phase.PENDING}
+    assert TRANSITIONS[Phase.ROLLING_BACK] == {Phase.ROLLED_BACK, Phase.PENDING, Phase.FAILED}
 
 
 def test_nothing_reaches_production_without_confirming():

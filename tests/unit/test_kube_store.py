@@ -12,6 +12,7 @@ from restapi import trials, waiting
 from tunings import tuning
 from world import FakeClock
 
+from tunewright.domain.answers import Answer
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import Estimate
 from tunewright.domain.phases import Phase
@@ -194,7 +195,10 @@ def test_what_is_too_large_for_the_api_server_says_what_to_lower(
 ) -> None:
     monkeypatch.setattr("tunewright.store.kubernetes._MAX_TRIAL", 5000)
     store.save(waiting())
-    words = tuple(tuple(f"{i * 7919 % 99991:x}{j * 104729 % 99991:x}" for j in range(60)) for i in range(30))
+    words = tuple(
+        Answer(prompt=str(i), text="", tokens=tuple(f"{i * 7919 % 99991:x}{j * 104729 % 99991:x}" for j in range(60)))
+        for i in range(30)
+    )
     with pytest.raises(Refused, match=r"quality\.prompts"):
         store.save_trial(NAME, update(trials()[0], answers=words))
     store.save_trial(NAME, trials()[0])

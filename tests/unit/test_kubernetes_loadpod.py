@@ -8,6 +8,7 @@ from fake_cluster import NAMESPACE, Clock, FakeCluster
 from fake_production import OWNER, new_cluster
 from restapi import measured
 
+from tunewright.domain.answers import Answer
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Lengths, Workload
 from tunewright.kube.resources import CONFIG_MAPS, PODS
@@ -21,6 +22,8 @@ from tunewright.ports import LoadPhase, LoadRequest, PortError, Refused
 NAME = "chat-001-x-1-load"
 WORKLOAD = Workload(concurrency=2, prompt_tokens=Lengths(fixed=16), output_tokens=Lengths(fixed=4))
 FAILED = LoadResult(failure="the server is gone", content_seed=7)
+
+ANSWERS = (Answer(prompt="p", text="a b", tokens=("a", "b"), top=({"a": -0.1},)),)
 
 
 @pytest.fixture
@@ -57,11 +60,11 @@ def test_it_runs_tells_its_progress_and_its_result_comes_back_whole(cluster):
     cluster.logs_of[NAME] = f"x\ntunewright-progress {news.model_dump_json()}\ntunewright-progress {{"
     status = make(cluster).poll("001-x-1")
     assert (status.phase, status.progress, status.detail) == (LoadPhase.RUNNING, 0.5, "half")
-    result = LoadResult(measurement=measurement, answers=(("a", "b"),), content_seed=1, notes=("n",))
+    result = LoadResult(measurement=measurement, answers=ANSWERS, content_seed=1, notes=("n",))
     end(cluster, f"noise\n{deliver.pack(result)}\nmore noise")
     status = tests.poll("001-x-1")
     assert (status.phase, status.measurement, status.detail) == (LoadPhase.DONE, measurement, "n")
-    assert status.answers == (("a", "b"),)
+    assert status.answers == ANSWERS
     assert make(cluster).poll("001-x-1") == status
     cluster.delete(PODS, NAME, NAMESPACE)
     cluster.tick()
@@ -188,7 +191,10 @@ def test_what_an_earlier_tuning_of_this_name_left_is_waited_for(cluster):
 
 
 def test_a_large_result_is_carried_in_lines_that_no_runtime_splits():
-    words = tuple(tuple(f"{number}-{index}" for index in range(500)) for number in range(100))
+    words = tuple(
+        Answer(prompt=str(number), text="", tokens=tuple(f"{number}-{index}" for index in range(500)))
+        for number in range(100)
+    )
     result = LoadResult(failure="x", answers=words, content_seed=1)
     text = deliver.pack(result)
     assert max(map(len, text.splitlines())) <= 4100

@@ -335,6 +335,54 @@ def test_what_somebody_else_changes_is_named_and_never_fought(cluster, servers):
     assert cluster.pods(**{"tunewright.dev/role": "canary"}) == [], "what is ours goes all the same"
 
 
+def test_what_somebody_else_keeps_is_left_to_them_without_a_trace_of_ours(cluster, servers):
+    """Half-way rolled, paused, with a canary: then somebody sets other arguments, and does not take them back."""
+    production(cluster)
+    until(cluster, plan(canary=True))
+    until(cluster, plan(1, canary=True))
+    assert live(cluster)["spec"]["paused"]
+    args = live(cluster)["spec"]["template"]["spec"]["containers"][0]["args"]
+    args[args.index("64")] = "16"
+    live(cluster)["metadata"]["generation"] += 1
+    assert make(cluster).let_go()
+    spec = live(cluster)["spec"]
+    assert spec["template"]["spec"]["containers"][0]["args"] == args
+    assert "paused" not in spec
+    assert "minReadySeconds" not in spec
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": "25%", "maxUnavailable": "25%"}
+    assert make(cluster).let_go(), "it may be repeated"
+    for _ in range(60):
+        cluster.tick()
+    assert ready_servers(cluster) == {"16": 2}, "Kubernetes rolls what they set"
+    assert cluster.pods(**{"tunewright.dev/role": "canary"}) == []
+
+
+@pytest.mark.parametrize("take_over", [False, True])
+def test_letting_go_forces_nothing_though_the_strategy_is_theirs_as_well(cluster, servers, take_over):
+    before = {"maxSurge": 1, "maxUnavailable": 0}
+    production(cluster)["spec"]["strategy"] = {"rollingUpdate": dict(before)}
+    until(cluster, plan(canary=True))
+    until(cluster, plan(1, canary=True))
+    theirs = {"maxSurge": 2, "maxUnavailable": 1}
+    live(cluster)["spec"]["strategy"]["rollingUpdate"] = dict(theirs)
+    live(cluster)["owners"].update({"strategy/maxSurge": "helm", "strategy/maxUnavailable": "helm"})
+    assert make(cluster, take_over=take_over).let_go()
+    spec = live(cluster)["spec"]
+    assert spec["strategy"]["rollingUpdate"] == theirs
+    assert "paused" not in spec
+    assert "minReadySeconds" not in spec
+
+
+def test_a_canary_that_alone_serves_is_not_taken_away_with_the_rest(cluster, servers):
+    production(cluster)
+    until(cluster, plan(canary=True))
+    for pod in cluster.pods():
+        if "tunewright.dev/role" not in pod["metadata"]["labels"]:
+            servers.answers_nothing.add(pod["status"]["podIP"])
+    assert make(cluster).let_go()
+    assert len(cluster.pods(**{"tunewright.dev/role": "canary"})) == 1
+
+
 def test_a_new_image_in_the_middle_is_foreign_too(cluster, servers):
     production(cluster)
     until(cluster, plan(canary=True))
@@ -342,6 +390,34 @@ def test_a_new_image_in_the_middle_is_foreign_too(cluster, servers):
     live(cluster)["spec"]["template"]["spec"]["containers"][0]["image"] = "vllm/vllm-openai:v9"
     live(cluster)["metadata"]["generation"] += 1
     assert "pod template" in str(make(cluster).apply(plan(2, canary=True)).foreign)
+
+
+def test_a_router_that_finds_servers_by_labels_finds_the_canary(cluster, servers):
+    """Behind a router no Service may select the pods; its label comes only with a real completion, and goes again."""
+    production(cluster)
+    cluster.objects.pop((SERVICES.plural, NAMESPACE, "llm"))
+    assert "promotion.canary.labels" in " ".join(make(cluster).preflight(NEW))
+
+    def routed(cluster: FakeCluster) -> DeploymentTarget:
+        return make(cluster, canary_labels={"llm-d.ai/model": "llama"})
+
+    assert routed(cluster).preflight(NEW) == []
+    routed(cluster).apply(plan(canary=True))
+    assert cluster.pods(**{"llm-d.ai/model": "llama"}) == []
+    for _ in range(30):
+        cluster.tick()
+        if routed(cluster).apply(plan(canary=True)).settled:
+            break
+    (pod,) = cluster.pods(**{"llm-d.ai/model": "llama"})
+    assert pod["metadata"]["labels"]["tunewright.dev/role"] == "canary"
+    routed(cluster).apply(plan())
+    assert cluster.pods(**{"llm-d.ai/model": "llama"}) == [], "no new requests while it drains"
+
+
+def test_labels_that_make_the_canary_one_of_the_replicas_are_refused(cluster, servers):
+    chosen = production(cluster)["spec"]["selector"]["matchLabels"]
+    obstacles = " ".join(make(cluster, canary_labels=dict(chosen)).preflight(NEW))
+    assert "an autoscaler would count it in" in obstacles
 
 
 def test_an_autoscaler_is_followed(cluster, servers):
@@ -485,6 +561,18 @@ def test_what_can_not_be_tuned_is_refused_and_an_unknown_knob_is_an_obstacle(clu
     del cluster.objects[(DEPLOYMENTS.plural, NAMESPACE, "llm")]
     with pytest.raises(Refused, match="there is no Deployment llm"):
         make(cluster).observe()
+
+
+def test_the_recipe_is_what_the_container_would_be_given_and_who_made_it(cluster, servers):
+    deployment = production(cluster)
+    found = make(cluster).recipe(NEW)
+    assert (found.namespace, found.deployment, found.container) == (NAMESPACE, "llm", "vllm")
+    assert "64" in found.args
+    assert (found.helm_release, found.stack_model) == ("", "")
+    deployment["metadata"].setdefault("labels", {}).update({"helm-release-name": "stack", "model": "llama"})
+    assert make(cluster).recipe(NEW).stack_model == "", "its name is not the chart's"
+    deployment["metadata"]["annotations"] = {"meta.helm.sh/release-name": "rel"}
+    assert make(cluster).recipe(NEW).helm_release == "rel"
 
 
 def test_the_recommendation_is_a_patch(cluster, servers):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from loadtest_server import Behaviour, stream_server
 
+from tunewright.domain.answers import QualityPrompt
 from tunewright.domain.profile import Source
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Lengths, Workload
@@ -216,16 +217,34 @@ def test_quality_answers_are_the_same_prompts_whatever_the_seed():
     assert len(asked) == 6
     assert asked[:3] == asked[3:]
     assert asked[0] != asked[1]
-    assert [result.answers for result in results] == [((" one", " two"),) * 3] * 2
+    assert [[answer.tokens for answer in result.answers] for result in results] == [[(" one", " two")] * 3] * 2
+    assert results[0].answers == results[1].answers
+    assert len({answer.prompt for answer in results[0].answers}) == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"), [(" one two  three", (" one", " two", "  three")), ("日本語", ("日", "本", "語")), ("", ())]
-)
-def test_answers_without_tokens_are_split(text, answer):
-    with stream_server(Behaviour(logprobs=False, text=text)) as server:
-        result = run(job(server.url, duration=0.3, quality_prompts=1, quality_max_tokens=5))
-    assert result.answers == (answer,)
+def test_the_user_s_prompts_are_asked_as_they_are_and_judged():
+    prompts = (QualityPrompt(prompt="count", answer="one two three"), QualityPrompt(prompt="q", answer="four"))
+    behaviour = Behaviour()
+    with stream_server(behaviour) as server:
+        result = run(job(server.url, quality_prompts=9, quality_max_tokens=5, prompts=prompts))
+    assert [body["prompt"] for body in behaviour.bodies if not body.get("stream")] == ["count", "q"]
+    assert [answer.correct for answer in result.answers] == [True, False]
+
+
+def test_a_server_that_refuses_log_probabilities_is_asked_without_and_it_is_said():
+    behaviour = Behaviour(refuses_logprobs=True)
+    with stream_server(behaviour) as server:
+        result = run(job(server.url, quality_prompts=2, quality_max_tokens=5))
+    assert [(answer.text, answer.tokens, answer.top) for answer in result.answers] == [(" one two three", (), ())] * 2
+    assert [note for note in result.notes if "refuses log-probabilities (400)" in note]
+    asked = [body for body in behaviour.bodies if not body.get("stream")]
+    assert ["logprobs" in body for body in asked] == [True, False, False], "it is not asked again"
+
+
+def test_a_server_without_log_probabilities_answers_as_text():
+    with stream_server(Behaviour(logprobs=False, text="日本語")) as server:
+        result = run(job(server.url, quality_prompts=1, quality_max_tokens=5))
+    assert [(answer.text, answer.tokens) for answer in result.answers] == [("日本語", ())]
 
 
 def test_the_command_writes_result_and_progress(tmp_path: Path):

@@ -6,18 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rollouts import E2E, FINISHED, TPOT, TTFT, Behaviour, cut, windows
+from rollouts import E2E, FINISHED, GENERATED, PREEMPTIONS, TPOT, TTFT, WAITING, Behaviour, cut, windows
 from scipy.special import ndtri
 
 from tunewright.domain.profile import Histogram
-from tunewright.domain.tuning import Analysis, Slo
+from tunewright.domain.promotion import Analysis
+from tunewright.domain.tuning import Slo
 from tunewright.domain.verdict import Outcome, Verdict
+from tunewright.observe.names import CANARY_METRICS
 from tunewright.ports import Series, SeriesWindow
-from tunewright.rollout.analysis import ANALYSIS_METRICS, compare, hold_to_slo, judge, readings, weigh
+from tunewright.rollout.analysis import compare, hold_to_slo, judge, readings, weigh
 from tunewright.rollout.evidence import Evidence, Latency
+from tunewright.rollout.freshness import blind_spots
 from tunewright.rollout.inference import (
     Block,
-    MeanRatio,
+    Estimated,
     chance_of_fewer,
     chance_of_more,
     clustering,
@@ -30,6 +33,8 @@ from tunewright.rollout.inference import (
 STEADY = Behaviour(rate=2.0)
 SLOWER = replace(STEADY, ttft=STEADY.ttft * 1.25, tpot=STEADY.tpot * 1.25)
 WHOLE = 1800.0
+CALM = [Block(100, 0.0)] * 20
+"""No preemptions."""
 
 
 def analysis(**changes: Any) -> Analysis:
@@ -217,6 +222,84 @@ def test_clients_that_give_up_on_the_canary_alone_send_it_back() -> None:
     assert "were aborted, surely more" in verdict.reason
 
 
+def test_preemptions_of_the_canary_alone_send_it_back_though_they_come_in_bursts() -> None:
+    more = replace(STEADY, preemptions=0.3)
+    found = [compare(*windows(more, STEADY, seed, WHOLE), slo(), analysis(), at=1.0) for seed in range(5)]
+    assert [outcome_of(verdict, "preemptions") for verdict in found] == [Outcome.FAIL] * 5
+    assert "preemptions per request against 0.000, surely more" in found[0].reason
+
+
+def test_preemptions_that_both_sides_have_are_no_fault_of_the_canary() -> None:
+    often = replace(STEADY, preemptions=0.3)
+    found = [compare(*windows(often, often, seed, WHOLE), slo(), analysis(), at=1.0) for seed in range(20)]
+    assert not [v for v in found if outcome_of(v, "preemptions") is Outcome.FAIL]
+    few = [compare(*windows(STEADY, often, seed, WHOLE), slo(), analysis(), at=1.0) for seed in range(5)]
+    assert [outcome_of(verdict, "preemptions") for verdict in few] == [Outcome.PASS] * 5
+
+
+def saturated(canary: Behaviour, stable: Behaviour, **changes: Any) -> Verdict:
+    return compare(*windows(canary, stable, 7, WHOLE), slo(), analysis(tolerance="20%", **changes), at=1.0)
+
+
+def test_throughput_is_judged_where_requests_wait_on_both_sides() -> None:
+    full, less = replace(STEADY, waiting=1.0), replace(STEADY, waiting=1.0, tokens=75.0)
+    assert outcome_of(saturated(full, full), "throughput") is Outcome.PASS
+    verdict = saturated(less, full)
+    assert verdict.outcome is Outcome.FAIL
+    assert "output tokens per second and GPU" in verdict.reason
+    assert outcome_of(saturated(full, less), "throughput") is Outcome.PASS, "more is better"
+
+
+def test_throughput_is_told_as_not_judged_while_it_is_what_was_asked_for() -> None:
+    less = replace(STEADY, tokens=75.0)
+    verdict = saturated(less, replace(STEADY, waiting=1.0))
+    assert verdict.outcome is Outcome.PASS
+    assert "throughput (requests waited on the canary in 0% of the time: it is what was asked for)" in verdict.reason
+    required = saturated(less, STEADY, required=["throughput"])
+    assert required.outcome is Outcome.INCONCLUSIVE
+    assert "throughput: requests waited" in required.reason
+
+
+def test_throughput_is_counted_per_gpu() -> None:
+    full = replace(STEADY, waiting=1.0)
+    canary, stable = windows(full, full, 7, WHOLE)
+    verdict = judge(readings(canary, stable, (2, 1)), slo(), analysis(), at=1.0)
+    assert outcome_of(verdict, "throughput") is Outcome.FAIL, "twice the GPUs for as many tokens"
+
+
+@pytest.mark.parametrize(
+    ("metric", "series"),
+    [("aborted", None), ("preemptions", PREEMPTIONS), ("throughput", GENERATED), ("throughput", WAITING)],
+)
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_further_metric_that_is_missing_is_no_pass_where_it_is_required(
+    metric: str, series: str | None, side: int
+) -> None:
+    full = replace(STEADY, waiting=1.0)
+    canary, stable = windows(full, full, 3, WHOLE)
+    both = [canary, stable[0]]
+    if series is None:
+        kept = [s for s in both[side].series if s.labels.get("finished_reason") != "abort"]
+        both[side] = SeriesWindow(0, WHOLE, kept, ["q"])
+    else:
+        both[side] = without(both[side], series)
+    required = compare(both[0], both[1:], slo(), analysis(tolerance="20%", required=[metric]), at=1.0)
+    assert required.outcome is Outcome.INCONCLUSIVE
+    assert f"{metric}: there is no" in required.reason
+    told = compare(both[0], both[1:], slo(), analysis(tolerance="20%", required=[]), at=1.0)
+    assert told.outcome is Outcome.PASS
+    assert f"not judged here: {metric} (there is no" in told.reason
+
+
+def test_what_the_analysis_needs_is_looked_for_before_anything_moves() -> None:
+    canary, _ = windows(STEADY, STEADY, 3, WHOLE)
+    assert blind_spots("s0", canary, analysis()) == []
+    assert "num_preemptions_total" in blind_spots("s0", without(canary, PREEMPTIONS), analysis())[0]
+    assert blind_spots("s0", without(canary, PREEMPTIONS), analysis(required=[])) == []
+    kept = [s for s in canary.series if s.labels.get("finished_reason") != "abort"]
+    assert "finished_reason abort" in blind_spots("s0", SeriesWindow(0, WHOLE, kept, ["q"]), analysis())[0]
+
+
 def test_the_verdict_follows_from_the_stored_readings() -> None:
     """As they are read from the record again, and small enough for it."""
     canary, stable = windows(SLOWER, STEADY, 7, WHOLE, replicas=2)
@@ -229,7 +312,7 @@ def test_the_verdict_follows_from_the_stored_readings() -> None:
 
 def test_only_what_is_asked_for_is_used() -> None:
     canary, _ = windows(STEADY, STEADY, 7, WHOLE)
-    asked = [s for s in canary.series if s.name in ANALYSIS_METRICS]
+    asked = [s for s in canary.series if s.name in CANARY_METRICS]
     assert len(asked) == len(canary.series)
 
 
@@ -273,7 +356,7 @@ def test_a_bound_below_the_lowest_bucket_is_not_judged_and_named() -> None:
     canary, stable = windows(replace(STEADY, tpot=0.004), replace(STEADY, tpot=0.004), 9, WHOLE)
     verdict = compare(canary, stable, slo(tpot_p50="5ms", itl_p95="50ms"), analysis(tolerance="20%"), at=1.0)
     assert verdict.outcome is Outcome.PASS
-    assert "not judged here, since the histograms don't resolve it: itl p95, tpot p50" in verdict.reason
+    assert "itl p95 (the histograms don't resolve it), tpot p50 (the histograms don't resolve it)" in verdict.reason
 
 
 def slo_p95_against(factor: float) -> Verdict:
@@ -305,12 +388,12 @@ def evidence_with_tail(share: float) -> Evidence:
     """2,000 requests, of which so many took above 1 s; their mean is the same."""
     histogram = Histogram(edges=(0.5, 1.0, 2.5), counts=(1000, 1000 - 2000 * share, 2000 * share))
     one = Latency(histogram, [Block(100, 50.0 + (1 if i % 2 else -1)) for i in range(20)])
-    return Evidence(2000, 0, 0, {TTFT: one, TPOT: one, E2E: one}, ())
+    return Evidence(2000, 0, 0, {TTFT: one, TPOT: one, E2E: one}, (), CALM)
 
 
 def test_no_edge_sets_slow_requests_apart() -> None:
     one = Latency(Histogram(edges=(0.5, 1.0), counts=(0, 2000)), [Block(100, 50.0 + i % 2) for i in range(20)])
-    side = Evidence(2000, 0, 0, {TTFT: one, TPOT: one, E2E: one}, ())
+    side = Evidence(2000, 0, 0, {TTFT: one, TPOT: one, E2E: one}, (), CALM)
     verdict = weigh({"canary": side, "stable": side}, 0, WHOLE, slo(), analysis(), at=1.0)
     assert verdict.outcome is Outcome.PASS
     assert not [m for m in verdict.metrics if "tail" in m.metric]
@@ -384,9 +467,9 @@ def test_a_ratio_needs_blocks_and_means() -> None:
 
 
 def test_bounds_widen_with_certainty_and_with_fewer_blocks() -> None:
-    few, many = MeanRatio(0.1, 0.05, 5), MeanRatio(0.1, 0.05, 20)
+    few, many = Estimated(0.1, 0.05, 5), Estimated(0.1, 0.05, 20)
     assert few.lower(0.01) < many.lower(0.01) < many.lower(0.1) < 0.1 < many.upper(0.1) < few.upper(0.1)
-    assert MeanRatio(0.0, 1.0, 10_000).upper(0.025) == pytest.approx(1.96, abs=0.001)
+    assert Estimated(0.0, 1.0, 10_000).upper(0.025) == pytest.approx(1.96, abs=0.001)
 
 
 def test_looking_more_often_asks_for_more_of_each_look() -> None:

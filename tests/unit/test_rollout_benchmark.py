@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from tunewright.domain.tuning import Analysis, Slo
+from tunewright.domain.promotion import Analysis
+from tunewright.domain.tuning import Slo
 from tunewright.domain.verdict import Outcome
 from tunewright.observe import names
 from tunewright.ports import Series, SeriesWindow
@@ -42,6 +43,7 @@ def samples(side, scrapes: int, instance: str) -> SeriesWindow:  # type: ignore[
         yield counter(names.FINISHED, (finished - errors).tolist(), finished_reason="stop")
         yield counter(names.FINISHED, errors.tolist(), finished_reason="error")
         yield counter(names.FINISHED, (0 * errors).tolist(), finished_reason="abort")
+        yield counter(names.PREEMPTIONS, (0 * errors).tolist())
         for name, table in side.buckets.items():
             cumulative = table.cumsum(axis=1)
             for column, edge in enumerate((*side.edges[name], "+Inf")):

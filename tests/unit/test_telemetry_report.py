@@ -26,6 +26,7 @@ from telemetry_samples import (
     tuning,
 )
 
+from tunewright.domain.answers import Answer
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import Estimate
 from tunewright.domain.phases import Phase
@@ -245,9 +246,21 @@ def test_credentials_reach_neither_the_page_nor_its_data():
     assert "HF_TOKEN" in data
 
 
+def test_the_result_of_the_quality_gate_is_told_without_the_answers():
+    held, done = promoted()
+    said = Answer(prompt="p", text="an answer", tokens=("an", "answer"))
+    answered = [t.model_copy(update={"answers": (said,)}) for t in done]
+    text = Page(render_report(held, answered)).text
+    assert "Quality gate passed: 100.0% of answer tokens agree with the baseline's" in text
+    assert "an answer" not in render_report(held, answered)
+    assert "Quality gate" not in Page(render_report(held, done)).text
+
+
 def test_the_gate_s_answers_are_not_in_the_report():
     held, _ = promoted()
-    assert "an answer" not in json.dumps(report_data(held, [trial(0, BASELINE, answers=(("an answer",),))]))
+    assert "an answer" not in json.dumps(
+        report_data(held, [trial(0, BASELINE, answers=(Answer(prompt="p", text="an answer"),))])
+    )
 
 
 def test_what_an_approver_should_know_stands_with_the_answer():

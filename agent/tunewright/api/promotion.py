@@ -12,12 +12,12 @@ from tunewright.domain.model import Model
 from tunewright.domain.objective import objective_unit
 from tunewright.domain.phases import TOUCHES_PRODUCTION, Phase
 from tunewright.domain.profile import Source
+from tunewright.domain.promotion import PromotionMode
 from tunewright.domain.quality import judge_quality
 from tunewright.domain.state import Decision, TrialPurpose, TrialRecord, TuningRecord
-from tunewright.domain.tuning import PromotionMode
 from tunewright.domain.units import format_duration, format_share
 from tunewright.domain.verdict import Verdict
-from tunewright.knobs.catalogue import is_lossy
+from tunewright.knobs.catalogue import is_lossy, new_speculation
 
 
 class Binding(Model):
@@ -63,9 +63,12 @@ class SloLine(Model):
 class QualityView(Model):
     """The quality gate: whether the answers stay the same."""
 
-    required: bool = Field(description="Only a candidate with a lossy knob must pass it.")
+    required: bool = Field(description="It can change answers, its speculation is new, or `quality.always` is set.")
     passed: bool
     agreement: float | None = Field(description="Share of answer tokens before the first difference.")
+    divergence: float | None = Field(description="Symmetric KL of the next token's probabilities, in nats.")
+    accuracy: float | None = Field(description="Share of right answers, where the prompts have them.")
+    baseline_accuracy: float | None
     reason: str
 
 
@@ -158,7 +161,7 @@ def promotion_view(
         slo=_slo(record, old, new),
         differences=differences,
         lossy=lossy,
-        quality=_quality(record, runs, required=bool(lossy)),
+        quality=_quality(record, runs, lossy=bool(lossy)),
         notes=record.notes,
         approval=live_approval(record),
         pending=tuple(pending),
@@ -226,11 +229,21 @@ def _slo(record: TuningRecord, old: Sequence[TrialRecord], new: Sequence[TrialRe
     return (*latencies, errors)
 
 
-def _quality(record: TuningRecord, runs: Sequence[TrialRecord], *, required: bool) -> QualityView | None:
+def _quality(record: TuningRecord, runs: Sequence[TrialRecord], *, lossy: bool) -> QualityView | None:
     if record.winner is None or record.baseline is None:
         return None
-    verdict = judge_quality(record.baseline, record.winner, runs, record.tuning.spec.quality)
-    return QualityView(required=required, passed=verdict.passed, agreement=verdict.agreement, reason=verdict.reason)
+    quality = record.tuning.spec.quality
+    verdict = judge_quality(record.baseline, record.winner, runs, quality)
+    speculates = bool(new_speculation(record.winner.values, record.baseline.values))
+    return QualityView(
+        required=lossy or speculates or quality.always,
+        passed=verdict.passed,
+        agreement=verdict.agreement,
+        divergence=verdict.divergence,
+        accuracy=verdict.accuracy,
+        baseline_accuracy=verdict.baseline_accuracy,
+        reason=verdict.reason,
+    )
 
 
 def _rollout(record: TuningRecord) -> Rollout | None:
@@ -260,7 +273,8 @@ def _next(record: TuningRecord) -> tuple[str, ...]:
         Phase.WATCHING: f"Production is watched for {format_duration(promotion.watch)}; then it is promoted.",
     }
     if record.phase is Phase.RECOMMENDED:
-        return ("Nothing by itself: apply it by hand as the report says.",)
+        path = f"GET /api/v1alpha1/tunings/{record.name}/recommendation?as=kustomize (or helm, args)"
+        return (f"Nothing by itself: apply it by hand as the report says, or with the files of {path}.",)
     if record.phase is Phase.ROLLING_BACK:
         return (f"{replicas} replicas return to the baseline one by one.",)
     if record.phase is Phase.AWAITING_APPROVAL:
@@ -279,7 +293,8 @@ def _back(record: TuningRecord, path: str) -> tuple[str, ...]:
             f"By itself: when the canary fails, is slower than the others beyond the tolerance of "
             f"{format_share(analysis.tolerance)} (above half of it, it may go back as well), "
             f"has more than {format_share(analysis.max_error_rate)} of errors, "
-            "gets no traffic or no verdict in time; when a replica does not start; when the SLO is missed later.",
+            "gets no traffic or no verdict in time; when a replica does not start; when the SLO is missed later, or a "
+            "latency is surely worse than before the roll.",
             f"By hand: {by_hand}, from the canary on and also after it is promoted.",
         )
     return (f"By hand: {by_hand}.",) if record.phase is Phase.PROMOTED else ()

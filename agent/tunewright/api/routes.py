@@ -30,7 +30,8 @@ from tunewright.controller.decisions import Action, bound
 from tunewright.domain.model import Model
 from tunewright.domain.profile import TrafficProfile
 from tunewright.domain.state import Decision, TuningRecord
-from tunewright.ports import Clock, Store, Stores
+from tunewright.ports import Clock, Refused, Store, Stores
+from tunewright.rollout.recommend import Form, Recommendation, recommendation
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 NAME = rf"^{_LABEL}$"
@@ -210,6 +211,17 @@ def router(stores: Stores, clock: Clock, report: Report | None) -> APIRouter:
         found = known(namespace, name)
         trials, waiting = found.store.trials(name), pending(found.store, found.record)
         return promotion_view(found.record, trials, waiting, clock.now(), found.namespace)
+
+    @routes.get("/tunings/{name}/recommendation", summary="Read the winner as files", tags=["promotion"])
+    def read_recommendation(
+        namespace: In,
+        name: Name,
+        form: Annotated[Form, Query(alias="as", description="What the files are for.")] = Form.ARGS,
+    ) -> Recommendation:
+        try:
+            return recommendation(known(namespace, name).record, form)
+        except Refused as refusal:
+            raise ProblemError("not-found", str(refusal)) from refusal
 
     @routes.get("/tunings/{name}/decisions", summary="List who decided what, when and why", tags=["promotion"])
     def list_decisions(

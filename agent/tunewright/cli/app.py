@@ -2,7 +2,7 @@
 
 import typer
 
-from tunewright.cli import decide, explain, read, serve, show, tune
+from tunewright.cli import decide, explain, read, recommend, serve, show, tune
 
 EPILOG = (
     "Exit codes: 0 done, promoted or recommended; 2 the command line or a file is wrong; 3 ended without a change; "
@@ -28,6 +28,7 @@ app.command()(read.profile)
 app.command()(show.show)
 app.command()(show.trials)
 app.command()(read.report)
+app.command()(recommend.recommend)
 app.command()(read.export)
 app.command("explain-failure")(explain.explain_failure)
 app.command()(decide.approve)

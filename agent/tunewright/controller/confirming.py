@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from tunewright.controller import spares
 from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
+from tunewright.controller.gating import must_prove
 from tunewright.controller.searching import advance_running, fault_of, stays
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import Phase
+from tunewright.domain.promotion import PromotionMode
 from tunewright.domain.quality import judge_quality
 from tunewright.domain.settle import settle
 from tunewright.domain.state import (
@@ -20,7 +22,6 @@ from tunewright.domain.state import (
     TuningRecord,
 )
 from tunewright.domain.step import Step, enter, say, update
-from tunewright.domain.tuning import PromotionMode
 
 
 def confirming(record: TuningRecord, context: Context) -> Step:
@@ -133,11 +134,10 @@ def _conclude(record: TuningRecord, mine: Sequence[TrialRecord], context: Contex
     better.sort(key=lambda f: f.gain.estimate.value if f.gain else 0.0, reverse=True)
     turned_down = []
     for finalist in better:
-        lossy = context.proposer.lossy(finalist.candidate, baseline)
-        if lossy:
+        if why := must_prove(record, finalist.candidate, context):
             quality = judge_quality(baseline, finalist.candidate, mine, spec.quality)
             if not quality.passed:
-                turned_down.append(f"{finalist.candidate.hash} changes answers ({', '.join(lossy)}): {quality.reason}")
+                turned_down.append(f"{finalist.candidate.hash} does not keep the answers: {quality.reason}; {why}")
                 continue
         return _won(record, finalist, context)
     reasons = "; ".join(turned_down) or _standing(record.finalists)
@@ -154,11 +154,12 @@ def _conclude(record: TuningRecord, mine: Sequence[TrialRecord], context: Contex
 def _won(record: TuningRecord, finalist: Finalist, context: Context) -> Step:
     now, promotion = context.clock.now(), record.tuning.spec.promotion
     gain: Gain | None = finalist.gain
+    record = update(record, winner=finalist.candidate, recipe=context.target.recipe(finalist.candidate))
     claim = f"{finalist.candidate.hash} is better than the baseline: {gain.reason if gain else 'by an unknown gain'}"
     if promotion.mode is PromotionMode.RECOMMEND:
         sentence = f"{claim}. Recommended: apply it as the report says."
-        return Step(enter(record, Phase.RECOMMENDED, sentence, now, winner=finalist.candidate), None)
-    record = update(record, winner=finalist.candidate, notes=tuple(context.target.notes(finalist.candidate)))
+        return Step(enter(record, Phase.RECOMMENDED, sentence, now), None)
+    record = update(record, notes=tuple(context.target.notes(finalist.candidate)))
     if promotion.mode is PromotionMode.AUTO:
         sentence = f"{claim}. Mode auto: it goes on without asking."
         return Step(enter(record, Phase.AWAITING_APPROVAL, sentence, now, approval_since=now), 0.0)

@@ -1,7 +1,9 @@
 """What the controller is given to work with for one tuning."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tunewright.domain.answers import QualityPrompt
 from tunewright.ports import Clock, LoadTest, MetricsSource, Proposer, Spare, Store, Target
 
 
@@ -16,3 +18,5 @@ class Context:
     load: LoadTest
     target: Target
     proposer: Proposer
+    prompts: Callable[[], Sequence[QualityPrompt]] = tuple
+    """The user's own prompts of the quality gate, none by default. Raises `Refused` when they are of no use."""

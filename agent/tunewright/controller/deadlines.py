@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tunewright.domain.answers import MAX_PROMPTS, answering_time
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import TrialPurpose, TrialRecord, TuningRecord
 from tunewright.domain.tuning import LoadMode
@@ -37,6 +38,8 @@ def deadline(record: TuningRecord, trials: Sequence[TrialRecord]) -> float | Non
             left = spec.budget.trials + sum(t.machine_faults for t in trials if t.purpose is TrialPurpose.SEARCH)
             return one_trial * (left + 1)
         case Phase.CONFIRMING:
+            own = spec.quality.prompts_file or spec.quality.prompts_config_map
+            one_trial += answering_time(MAX_PROMPTS if own else spec.quality.prompts, spec.quality.max_tokens)
             return 3 * one_trial * spec.confirm.max_rounds * (spec.confirm.finalists + 1)
         case Phase.CANARY:
             canary, analysis = spec.promotion.canary, spec.promotion.analysis

@@ -22,6 +22,7 @@ COVERED = 0.8
 def pending(record: TuningRecord, context: Context) -> Step:
     """Wait for production to be whole, and note what it runs."""
     now, status = context.clock.now(), context.target.observe()
+    context.prompts()  # what is of no use ends the tuning here, not in its last phase
     context.spare.sweep(keep=[])
     if context.store.trials(record.name):
         context.store.clear_trials(record.name)

@@ -1,21 +1,28 @@
 """From approval to promoted, or back: the only part that touches production, and only through the target port."""
 
+from collections import Counter
+
 from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
 from tunewright.controller.decisions import go_back, live_approval
 from tunewright.domain.phases import Phase
+from tunewright.domain.promotion import PromotionMode
 from tunewright.domain.state import PromotionState, TuningRecord
 from tunewright.domain.step import Step, age, enter, say, start_anew, update
-from tunewright.domain.tuning import PromotionMode, Slo
+from tunewright.domain.tuning import Slo
+from tunewright.domain.units import format_duration
 from tunewright.domain.verdict import Outcome, Reading, Verdict
+from tunewright.knobs.catalogue import gpus_of
 from tunewright.observe.drift import drift
 from tunewright.observe.learn import PROFILE_METRICS, learn_profile
+from tunewright.observe.names import CANARY_METRICS
 from tunewright.observe.window import join
-from tunewright.ports import PortError, Refused, Replica, TargetStatus
+from tunewright.ports import PortError, Refused, Replica, SeriesWindow, TargetStatus
 from tunewright.rollout.analysis import ANALYSIS_METRICS, hold_to_slo, judge, readings
 from tunewright.rollout.evidence import evidence
 from tunewright.rollout.freshness import blind_spots, other_traffic, other_version
 from tunewright.rollout.plan import plan_for, ready_canary, ready_on
+from tunewright.rollout.watch import WATCH_METRICS, Compared, compare_with_before, told, with_before
 
 REST = 60.0
 """Seconds between two looks while only a person is waited for: what they decide wakes the loop (in a cluster, by the
@@ -56,7 +63,10 @@ def awaiting_approval(record: TuningRecord, context: Context) -> Step:
             sentence = f"Can't be rolled out, and nothing was touched: {'; '.join(doubts)}"
             return Step(enter(record, Phase.FAILED, sentence, now), None)
         return Step(say(record, f"Held before anything moves: {'; '.join(doubts)}."), HELD)
-    state = PromotionState(candidate=record.winner, baseline=record.baseline, replicas=status.desired)
+    window = context.metrics.fetch(WATCH_METRICS, now - record.tuning.spec.metrics.window, now)
+    state = PromotionState(
+        candidate=record.winner, baseline=record.baseline, replicas=status.desired, before=told(window)
+    )
     who = f"approved by {approval.by}" if approval else "mode auto"
     sentence = f"Starting the canary of {record.winner.hash} ({who})."
     return Step(enter(record, Phase.CANARY, sentence, now, promotion=state), 0.0)
@@ -67,7 +77,7 @@ def canary(record: TuningRecord, context: Context) -> Step:
     now, promotion = context.clock.now(), _promotion(record)
     canary_spec, analysis = record.tuning.spec.promotion.canary, record.tuning.spec.promotion.analysis
     status = context.target.apply(plan_for(record, promotion))
-    record = _noted(record, status)
+    record = _noted(record, status, now)
     promotion = _promotion(record)
     if status.failure is not None:
         return _back(record, f"the canary failed: {status.failure.cause}", now)
@@ -83,7 +93,8 @@ def canary(record: TuningRecord, context: Context) -> Step:
     last_look = promotion.verdict.at if promotion.verdict else judged_from
     if now < last_look + analysis.interval:
         return Step(record, POLL)
-    stored = _read(status, server, judged_from, now, context)
+    gpus = gpus_of(promotion.candidate.values), gpus_of(promotion.baseline.values)
+    stored = _read(status, server, judged_from, now, context, gpus)
     verdict = judge(stored, record.tuning.spec.slo, analysis, at=now)
     record = update(record, promotion=update(promotion, verdict=verdict, readings=stored))
     watched = now - judged_from
@@ -105,7 +116,7 @@ def rolling(record: TuningRecord, context: Context) -> Step:
     """Replica by replica; each new one answers before the next goes, and the canary carries traffic meanwhile."""
     now, promotion = context.clock.now(), _promotion(record)
     status = context.target.apply(plan_for(record, promotion))
-    record = _noted(record, status)
+    record = _noted(record, status, now)
     promotion = _promotion(record)
     if status.failure is not None:
         return _back(record, f"a replica failed during the roll: {status.failure.cause}", now)
@@ -138,7 +149,7 @@ def watching(record: TuningRecord, context: Context) -> Step:
     now, promotion = context.clock.now(), _promotion(record)
     spec = record.tuning.spec.promotion
     status = context.target.apply(plan_for(record, promotion))
-    record = _noted(record, status)
+    record = _noted(record, status, now)
     promotion = _promotion(record)
     if status.failure is not None:
         return _back(record, f"a replica failed after the roll: {status.failure.cause}", now)
@@ -152,24 +163,33 @@ def watching(record: TuningRecord, context: Context) -> Step:
             horizon=spec.watch,
             before=promotion.canary_verdict,
         )
+        verdict = with_before(verdict, _since_before(record, promotion, context, now))
         promotion = update(promotion, verdict=verdict)
         record = update(record, promotion=promotion)
         if verdict.outcome is Outcome.FAIL:
             return _back(record, f"worse than allowed after the roll: {verdict.reason}", now)
     if not _watched(record, now):
         return Step(record, POLL)
+    if status.foreign:
+        return Step(say(record, f"Not promoted while it is not what was rolled out: {status.foreign}."), HELD)
     verdict_text = promotion.verdict.reason if promotion.verdict else "nothing was seen"
     sentence = f"{promotion.candidate.hash} is promoted: it serves all {promotion.replicas} replicas ({verdict_text})."
     return Step(enter(record, Phase.PROMOTED, sentence, now), None)
 
 
 def rolling_back(record: TuningRecord, context: Context) -> Step:
-    """Back to the baseline, replica by replica. Never given up: production comes first."""
+    """Back to the baseline, replica by replica. Never given up, but where somebody else has taken production over."""
     now, promotion = context.clock.now(), _promotion(record)
     status = context.target.apply(plan_for(record, promotion))
-    record = _noted(record, status)
+    record = _noted(record, status, now)
     promotion = _promotion(record)
     done = ready_on(status, promotion.baseline.hash)
+    if record.foreign_since is not None:
+        held = min(now - record.foreign_since, age(record, now))
+        if held > record.tuning.spec.promotion.foreign_timeout and context.target.let_go():
+            return Step(enter(record, Phase.FAILED, _left_to_them(record, promotion, status), now), None)
+        sentence = f"Going back ({promotion.back_reason}) is held: {record.foreign}."
+        return Step(say(record, sentence), HELD)
     if not status.settled or done < promotion.replicas:
         sentence = f"Going back ({promotion.back_reason}): {done} of {promotion.replicas} replicas ({status.detail})."
         return Step(say(record, sentence), POLL)
@@ -179,8 +199,9 @@ def rolling_back(record: TuningRecord, context: Context) -> Step:
 
 def keep(record: TuningRecord, context: Context) -> tuple[TuningRecord, bool]:
     """Suspended half-way, or ended: production is kept as the last step left it. Also whether it is as planned."""
+    now = context.clock.now()
     status = context.target.apply(plan_for(record, _promotion(record)))
-    return _noted(record, status), status.settled
+    return _noted(record, status, now), status.settled
 
 
 def ended(record: TuningRecord, context: Context) -> Step:
@@ -217,8 +238,8 @@ def _doubts(record: TuningRecord, status: TargetStatus, context: Context) -> lis
     now, metrics = context.clock.now(), record.tuning.spec.metrics
     found = [] if any(r.ready for r in status.replicas) else ["no server of production is ready"]
     for replica in (r for r in status.replicas if r.ready and not r.canary):
-        window = context.metrics.fetch(ANALYSIS_METRICS, now - max(60.0, 4 * metrics.interval), now, replica.labels)
-        found += blind_spots(replica.name, window)
+        window = context.metrics.fetch(CANARY_METRICS, now - max(60.0, 4 * metrics.interval), now, replica.labels)
+        found += blind_spots(replica.name, window, record.tuning.spec.promotion.analysis)
     if found or record.profile is None:
         return found
     window = context.metrics.fetch(PROFILE_METRICS, now - metrics.window, now)
@@ -246,7 +267,29 @@ def _roll_verdict(record: TuningRecord, status: TargetStatus, context: Context, 
     return hold_to_slo(window, Slo(), analysis, at=now)
 
 
-def _noted(record: TuningRecord, status: TargetStatus) -> TuningRecord:
+def _since_before(record: TuningRecord, promotion: PromotionState, context: Context, now: float) -> Compared:
+    """The values since the roll against those before the canary came; the first minutes are left out, as a canary's."""
+    spec = record.tuning.spec.promotion
+    since = (promotion.judged_from or now) + spec.canary.warmup
+    if since >= now:
+        return Compared(unjudged="the new servers are warming up")
+    after = told(context.metrics.fetch(WATCH_METRICS, since, now))
+    return compare_with_before(promotion.before, after, spec.analysis, horizon=spec.watch)
+
+
+def _left_to_them(record: TuningRecord, promotion: PromotionState, status: TargetStatus) -> str:
+    """What a person must know when going back ended without the baseline."""
+    known = {promotion.baseline.hash: "the baseline", promotion.candidate.hash: "the winner"}
+    runs = Counter(known.get(r.candidate_hash or "", "neither") for r in status.replicas if not r.canary)
+    told = ", ".join(f"{count} × {what}" for what, count in sorted(runs.items())) or "no server"
+    waited = format_duration(record.tuning.spec.promotion.foreign_timeout)
+    return (
+        f"Gave up going back ({promotion.back_reason}) after {waited}: {record.foreign}. Production is theirs now and "
+        f"runs {told}; to have the baseline back, let them set {promotion.baseline.hash}, then start anew."
+    )
+
+
+def _noted(record: TuningRecord, status: TargetStatus, now: float) -> TuningRecord:
     """The record with what production's status says of others who change it: their edits, and how many servers it has.
 
     An autoscaler may scale production meanwhile; the roll is over when all servers that there are then run the winner.
@@ -255,7 +298,8 @@ def _noted(record: TuningRecord, status: TargetStatus) -> TuningRecord:
     if promotion is not None and status.desired >= 1 and status.desired != promotion.replicas:
         updated = min(promotion.updated, status.desired)
         promotion = update(promotion, replicas=status.desired, updated=updated)
-    return update(record, foreign=status.foreign or "", promotion=promotion)
+    since = (record.foreign_since if record.foreign_since is not None else now) if status.foreign else None
+    return update(record, foreign=status.foreign or "", foreign_since=since, promotion=promotion)
 
 
 def _promotion(record: TuningRecord) -> PromotionState:
@@ -272,10 +316,12 @@ def _back(record: TuningRecord, why: str, now: float) -> Step:
     return Step(go_back(record, why, now), 0.0)
 
 
-def _read(status: TargetStatus, server: Replica, start: float, now: float, context: Context) -> tuple[Reading, ...]:
+def _read(
+    status: TargetStatus, server: Replica, start: float, now: float, context: Context, gpus: tuple[int, int]
+) -> tuple[Reading, ...]:
     """Canary and stable servers over the same window."""
-    stable = [r for r in status.replicas if not r.canary]
-    canary_window = context.metrics.fetch(ANALYSIS_METRICS, start, now, dict(server.labels))
-    return readings(
-        canary_window, [context.metrics.fetch(ANALYSIS_METRICS, start, now, dict(r.labels)) for r in stable]
-    )
+
+    def window(replica: Replica) -> SeriesWindow:
+        return context.metrics.fetch(CANARY_METRICS, start, now, dict(replica.labels))
+
+    return readings(window(server), [window(r) for r in status.replicas if not r.canary], gpus)

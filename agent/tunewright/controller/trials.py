@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from tunewright.controller.context import Context
+from tunewright.controller.gating import answers_wanted
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.objective import judge
 from tunewright.domain.profile import Source
@@ -160,11 +161,10 @@ def _await_measurement(record: TuningRecord, trial: TrialRecord, context: Contex
         void = "; ".join(load.measurement.void) if load.measurement else "it ended without a measurement"
         unsound = Failure(kind=FailureKind.LOAD_TEST, cause=f"the measurement is void: {void}")
         return _to(trial, TrialPhase.STOPPING, now, failure=unsound, measurement=load.measurement)
-    answers = tuple(tuple(answer) for answer in load.answers)
     measured = load.measurement
     if server.version is not None:  # the spare has read the log: it knows what `/version` does not tell, as the CPU
         measured = update(measured, source=Source.of_version(server.version), vllm_version=server.version)
-    return _to(trial, TrialPhase.STOPPING, now, measurement=measured, answers=answers)
+    return _to(trial, TrialPhase.STOPPING, now, measurement=measured, answers=tuple(load.answers))
 
 
 def _stop(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRecord:
@@ -200,12 +200,10 @@ def _stop(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRe
 
 
 def _load_request(record: TuningRecord, trial: TrialRecord, url: str, context: Context) -> LoadRequest:
-    spec, baseline = record.tuning.spec, record.baseline or Candidate()
+    spec = record.tuning.spec
     if record.profile is None:
         raise AssertionError("a trial is only run once the traffic profile is known")
-    # Answers are compared only where a finalist could change them: asking costs the spare's time.
-    lossy = any(context.proposer.lossy(f.candidate, baseline) for f in record.finalists)
-    confirming = trial.purpose is TrialPurpose.CONFIRM and lossy
+    asked = answers_wanted(record, trial, context)
     return LoadRequest(
         url=url,
         workload=workload_for(spec.load, record.profile),
@@ -214,8 +212,9 @@ def _load_request(record: TuningRecord, trial: TrialRecord, url: str, context: C
         duration=spec.load.duration,
         max_warmup=spec.load.max_warmup,
         seed=spec.load.seed + trial.number * 1000 + trial.attempt,
-        quality_prompts=spec.quality.prompts if confirming else 0,
-        quality_max_tokens=spec.quality.max_tokens if confirming else 0,
+        quality_prompts=spec.quality.prompts if asked else 0,
+        quality_max_tokens=spec.quality.max_tokens if asked else 0,
+        prompts=context.prompts() if asked else (),
         api_key_file=spec.target.api_key_file,
     )
 

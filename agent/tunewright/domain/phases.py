@@ -23,7 +23,7 @@ class Phase(StrEnum):
     RECOMMENDED = "Recommended"  # a better candidate is known; somebody else applies it
     REJECTED = "Rejected"  # a person said no, or the approval expired
     ROLLED_BACK = "RolledBack"  # production runs the baseline again
-    FAILED = "Failed"  # could not be done; production is as it was
+    FAILED = "Failed"  # could not be done; production is as it was, or as somebody else wants it
 
 
 TERMINAL = frozenset(
@@ -53,7 +53,7 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     _P.CANARY: frozenset({_P.ROLLING, _P.ROLLING_BACK}),
     _P.ROLLING: frozenset({_P.WATCHING, _P.ROLLING_BACK}),
     _P.WATCHING: frozenset({_P.PROMOTED, _P.ROLLING_BACK}),
-    _P.ROLLING_BACK: frozenset({_P.ROLLED_BACK, _P.PENDING}),
+    _P.ROLLING_BACK: frozenset({_P.ROLLED_BACK, _P.PENDING, _P.FAILED}),
     _P.PROMOTED: frozenset({_P.PENDING, _P.ROLLING_BACK}),
     **{end: frozenset({_P.PENDING}) for end in TERMINAL - {_P.PROMOTED}},
 }

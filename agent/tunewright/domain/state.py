@@ -5,11 +5,13 @@ from typing import Literal
 
 from pydantic import Field
 
+from tunewright.domain.answers import Answer
 from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.measurement import Estimate, Measurement
 from tunewright.domain.model import Model
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source, TrafficProfile
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.tuning import Tuning
 from tunewright.domain.verdict import Reading, Verdict
 
@@ -121,7 +123,7 @@ class TrialRecord(Model):
     start_seconds: float | None = Field(default=None, description="From launch to the first completion.")
     outcome: TrialOutcome | None = None
     measurement: Measurement | None = None
-    answers: tuple[tuple[str, ...], ...] = Field(default=(), description="Greedy answers, for the quality gate.")
+    answers: tuple[Answer, ...] = Field(default=(), description="Greedy answers, for the quality gate.")
     failure: Failure | None = None
     objective: float | None = Field(default=None, description="Larger is better, also when minimizing.")
     slo_margin: float | None = Field(
@@ -195,6 +197,7 @@ class PromotionState(Model):
     verdict: Verdict | None = None
     readings: tuple[Reading, ...] = Field(default=(), description="Raw numbers of the canary's last verdict.")
     canary_verdict: Verdict | None = Field(default=None, description="The verdict on which the roll began.")
+    before: tuple[Reading, ...] = Field(default=(), description="Raw numbers of production before the canary came.")
     rolled_at: float | None = None
     back_reason: str | None = Field(default=None, description="Why it goes back; None: it goes forward.")
 
@@ -225,6 +228,7 @@ class TuningRecord(Model):
     search_since: float | None = None
     finalists: tuple[Finalist, ...] = ()
     winner: Candidate | None = None
+    recipe: Recipe | None = Field(default=None, description="How the winner would be set by hand.")
     simplified: bool = False
     promotion: PromotionState | None = None
     approval_since: float | None = None
@@ -235,6 +239,7 @@ class TuningRecord(Model):
     history: tuple[PhaseChange, ...] = ()
     errors: int = Field(default=0, ge=0, description="Failures in a row of the current step.")
     foreign: str = Field(default="", description="Who else changes or owns what was set in production; empty: nobody.")
+    foreign_since: float | None = Field(default=None, description="Since when without a pause.")
     drift: float | None = Field(default=None, description="Drift of the traffic since it was learned, if looked at.")
     drift_at: float | None = Field(default=None, description="When the traffic was last compared, or could not be.")
 

@@ -55,9 +55,12 @@ def start_anew(record: TuningRecord, sentence: str, now: float) -> TuningRecord:
         "search_since": None,
         "finalists": (),
         "winner": None,
+        "recipe": None,
         "promotion": None,
         "approval_since": None,
         "notes": (),
+        "foreign": "",
+        "foreign_since": None,
         "drift": None,
         "drift_at": None,
     }

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from tunewright.domain.candidate import content_hash
 from tunewright.domain.measurement import LatencyName, PercentileName
 from tunewright.domain.model import Model
+from tunewright.domain.promotion import Promotion, PromotionMode, Quality
 from tunewright.domain.traffic import Sessions, Trace
 from tunewright.domain.units import Duration, Percentage, format_duration
 
@@ -326,70 +327,6 @@ class Confirm(Model):
         return self
 
 
-class Quality(Model):
-    """The gate that a candidate with a lossy knob must pass before it is promoted."""
-
-    prompts: int = Field(default=16, ge=1, le=1000, description="Prompts answered greedily by both.")
-    max_tokens: int = Field(default=32, ge=1, le=4096, description="Length of each answer in tokens.")
-    min_agreement: Percentage = Field(
-        default=0.98, description="Share of answer tokens up to the first difference, on average."
-    )
-
-
-class PromotionMode(StrEnum):
-    """Who decides that the winner goes to production."""
-
-    RECOMMEND = "recommend"
-    APPROVE = "approve"
-    AUTO = "auto"
-
-
-class Canary(Model):
-    """The first server of the winner in production."""
-
-    share: Percentage = Field(default=0.25, description="Share of production's requests that the canary gets.")
-    warmup: Duration = Field(default=60.0, description="Its first minutes are not judged: caches are cold.")
-    traffic_timeout: Duration = Field(default=600.0, description="No traffic by then: back, saying so.")
-
-
-class Analysis(Model):
-    """The canary against the stable servers over the same minutes."""
-
-    interval: Duration = Field(default=30.0, description="Time between two looks.")
-    min_duration: Duration = Field(
-        default=300.0, description="No pass before then; what is surely worse goes back sooner."
-    )
-    max_duration: Duration = Field(default=3600.0, description="A verdict still open by then goes back.")
-    min_requests: int = Field(default=50, ge=1, description="Requests on each side before any verdict.")
-    tolerance: Percentage = Field(
-        default=0.1,
-        description="Latencies worse by this share, or more, are caught; as good passes; between, the nearer.",
-    )
-    max_error_rate: Percentage = Field(
-        default=0.01, description="Back, above this or surely more than the others and half of this."
-    )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.min_duration > self.max_duration:
-            raise ValueError("minDuration is above maxDuration")
-        return self
-
-
-class Promotion(Model):
-    """How the winner goes to production."""
-
-    mode: PromotionMode = Field(
-        default=PromotionMode.APPROVE,
-        description="`recommend` changes nothing, `approve` waits for a person, `auto` does not.",
-    )
-    take_over: bool = Field(default=False, description="Take fields over from the tool that owns them.")
-    approval_expiry: Duration = Field(default=604800.0, description="An approval not given by then expires.")
-    canary: Canary = Field(default_factory=Canary)
-    analysis: Analysis = Field(default_factory=Analysis)
-    watch: Duration = Field(default=3600.0, description="After the roll: a regression within goes back.")
-
-
 class Retune(Model):
     """When a finished tuning starts again."""
 
@@ -446,6 +383,14 @@ class TuningSpec(Model):
             raise ValueError("target.urls needs spare.command: there is no command of production's to take")
         if self.target.deployment is not None and (self.spare.command or self.spare.environment):
             raise ValueError("the spare runs the target's own pod template: leave spare.command and environment out")
+        if self.promotion.canary.labels and self.target.deployment is None:
+            raise ValueError(
+                "promotion.canary.labels is for clusters: on one machine our proxy sends the canary's share"
+            )
+        if self.quality.prompts_file is not None and self.target.deployment is not None:
+            raise ValueError("quality.promptsFile is for one machine: in a cluster name a ConfigMap, promptsConfigMap")
+        if self.quality.prompts_config_map is not None and self.target.deployment is None:
+            raise ValueError("quality.promptsConfigMap is for clusters: on one machine name a file, promptsFile")
         if self.spare.command and not any("{port}" in word for word in self.spare.command):
             raise ValueError("spare.command must contain {port}, as in: --port {port}")
         if self.target.replicas == 0:

@@ -4,6 +4,7 @@ Defaults and values are from `vllm serve --help=all` of 0.32 and from the wheels
 and go between minor versions: `since` is the first version a flag was seen in, never a promise about earlier ones.
 """
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 
 from tunewright.knobs.knob import Family, Knob, Searched
@@ -269,3 +270,26 @@ def is_lossy(name: str, value: object) -> bool:
     if name == "mamba_cache_philox_rounds":
         return value not in (0, None)  # any number of rounds changes what the rounding does
     return value in knob.lossy
+
+
+def new_speculation(candidate: Mapping[str, object], baseline: Mapping[str, object]) -> str:
+    """The method by which `candidate` drafts tokens and `baseline` does not; empty when there is none.
+
+    Speculation promises the same answers: it has to prove that.
+    """
+    method = _drafts(candidate)
+    return "" if method == _drafts(baseline) else method
+
+
+def _drafts(values: Mapping[str, object]) -> str:
+    off = values.get("num_speculative_tokens") == 0
+    return "" if off else str(values.get("speculative_method") or "")
+
+
+def gpus_of(values: Mapping[str, object]) -> int:
+    """GPUs of one server, as far as its configuration tells: the product of its parallel sizes."""
+    count = 1
+    for knob in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        value = values.get(knob, 1)
+        count *= value if isinstance(value, int) and value > 0 else 1
+    return count

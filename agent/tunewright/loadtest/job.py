@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from tunewright.domain.answers import Answer, QualityPrompt, answering_time
 from tunewright.domain.measurement import Measurement
 from tunewright.domain.model import Model
 from tunewright.domain.tuning import Slo
@@ -42,6 +43,7 @@ class LoadJob(Model):
     )
     quality_prompts: int = Field(default=0, ge=0)
     quality_max_tokens: int = Field(default=0, ge=0)
+    prompts: tuple[QualityPrompt, ...] = Field(default=(), description="Answered instead of `quality_prompts`.")
     api_key_file: str | None = None
     ca_file: str | None = Field(default=None, description="PEM file of the authorities to trust for https.")
     endpoint: Endpoint = "completions"
@@ -72,6 +74,7 @@ class LoadJob(Model):
             seed=request.seed,
             quality_prompts=request.quality_prompts,
             quality_max_tokens=request.quality_max_tokens,
+            prompts=tuple(request.prompts),
             api_key_file=request.api_key_file,
             endpoint="completions" if request.workload.sessions is None else "chat",
         )
@@ -79,7 +82,9 @@ class LoadJob(Model):
     @property
     def hard_limit(self) -> float:
         """Seconds after which a run is ended from outside, whatever it does."""
-        return time_limit(self.duration, self.max_warmup, self.workload.highest)
+        asked = len(self.prompts) or self.quality_prompts
+        answering = answering_time(asked, self.quality_max_tokens)
+        return time_limit(self.duration, self.max_warmup, self.workload.highest) + answering
 
 
 class Progress(Model):
@@ -94,7 +99,7 @@ class LoadResult(Model):
 
     measurement: Measurement | None = None
     failure: str | None = None
-    answers: tuple[tuple[str, ...], ...] = ()
+    answers: tuple[Answer, ...] = ()
     content_seed: int = Field(description="With the job's seed and token ids, the very prompts that were sent.")
     notes: tuple[str, ...] = Field(default=(), description="What a reader should know, without being a fault.")
 

@@ -40,12 +40,13 @@ def execute(job: LoadJob, tell: Tell) -> LoadResult:
         try:
             facts = observer.facts()
             measured, remarks = _measured(job, facts, observer, content_seed, api_key, tell)
-            quality = quality_answers(job, observer, facts.model, facts.max_model_len, deadline)
+            quality, refused = quality_answers(job, observer, facts.model, facts.max_model_len, deadline)
         finally:
             observer.close()
     except LoadFailure as failure:
         return LoadResult(failure=str(failure), content_seed=content_seed)
-    return LoadResult(measurement=measured, answers=quality, content_seed=content_seed, notes=tuple(remarks))
+    told = (*remarks, *([refused] if refused else []))
+    return LoadResult(measurement=measured, answers=quality, content_seed=content_seed, notes=told)
 
 
 def _measured(

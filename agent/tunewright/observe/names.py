@@ -7,6 +7,7 @@ GENERATED = "vllm:generation_tokens_total"
 PROMPTED = "vllm:prompt_tokens_total"
 PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
 PREFIX_HITS = "vllm:prefix_cache_hits_total"
+PREEMPTIONS = "vllm:num_preemptions_total"
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"  # by position, from 0
 
@@ -31,7 +32,10 @@ PROFILE_METRICS: tuple[str, ...] = (
 """What a traffic profile is learned from."""
 
 ANALYSIS_METRICS: tuple[str, ...] = (FINISHED, *histogram(TTFT), *histogram(TPOT), *histogram(E2E))
-"""What a canary is judged by."""
+"""What a canary is judged by in any case."""
 
-ALL_METRICS: tuple[str, ...] = tuple(dict.fromkeys((*PROFILE_METRICS, *ANALYSIS_METRICS)))
+CANARY_METRICS: tuple[str, ...] = (*ANALYSIS_METRICS, PREEMPTIONS, GENERATED, WAITING)
+"""All that a canary can be judged by."""
+
+ALL_METRICS: tuple[str, ...] = tuple(dict.fromkeys((*PROFILE_METRICS, *CANARY_METRICS)))
 """What a direct scrape keeps."""

@@ -18,13 +18,15 @@ docs/rollout.md has the figures that come of it.
 from collections.abc import Mapping, Sequence
 
 from tunewright.domain.measurement import LatencyName
-from tunewright.domain.tuning import Analysis, Slo
+from tunewright.domain.promotion import Analysis
+from tunewright.domain.tuning import Slo
 from tunewright.domain.units import format_duration
 from tunewright.domain.verdict import MetricVerdict, Outcome, Reading, Verdict
 from tunewright.observe import names
 from tunewright.observe.names import ANALYSIS_METRICS
 from tunewright.ports import SeriesWindow
 from tunewright.rollout import gates
+from tunewright.rollout.beside import QUEUED, further
 from tunewright.rollout.evidence import Evidence, evidence, readings
 from tunewright.rollout.gates import LATENCIES, Case, slo_name
 from tunewright.rollout.inference import level_of_a_look
@@ -96,7 +98,8 @@ def weigh(
 ) -> Verdict:
     """The verdict that follows from the evidence of both sides over the window from `start` to `end`."""
     bounds = [b for b in slo.bounds() if b[0] in LATENCIES and slo_name(b[0], b[1]) not in excused]
-    tests = 1 + len(bounds) + (1 + len(MEANS) + len(TAILS) if compared else 0)
+    saturated = all((side.queued or 0.0) >= QUEUED for side in sides.values())
+    tests = 1 + len(bounds) + (2 + saturated + len(MEANS) + len(TAILS) if compared else 0)
     last = max(horizon or analysis.max_duration, end - start)
     case = Case(
         canary=sides["canary"],
@@ -111,12 +114,15 @@ def weigh(
         compared=compared,
     )
     found: list[MetricVerdict | None] = [gates.errors(case)]
+    unjudged: list[str] = []
     if compared:
-        found += [gates.aborted(case)]
+        more, unjudged = further(case)
+        found += more
         found += [gates.mean(case, latency) for latency in MEANS] + [gates.tail(case, latency) for latency in TAILS]
     held = [(f"{latency} {p}", gates.absolute(case, latency, p, bound)) for latency, p, bound in bounds]
-    unjudged = [f"{latency} {p}" for latency, p, _ in slo.bounds() if latency not in LATENCIES]
-    unjudged += [name for name, verdict in held if verdict is None]
+    unresolved = [f"{latency} {p}" for latency, p, _ in slo.bounds() if latency not in LATENCIES]
+    unresolved += [name for name, verdict in held if verdict is None]
+    unjudged += [f"{name} (the histograms don't resolve it)" for name in unresolved]
     found += [verdict for _, verdict in held]
     return _whole(case, [verdict for verdict in found if verdict is not None], unjudged, at)
 
@@ -131,7 +137,7 @@ def _whole(case: Case, found: Sequence[MetricVerdict], unjudged: Sequence[str], 
             return Verdict(outcome=outcome, reason="; ".join((*reasons, *problems)), at=at, metrics=tuple(found))
     reason = ", ".join(m.reason for m in found)
     if unjudged:
-        reason += f"; not judged here, since the histograms don't resolve it: {', '.join(unjudged)}"
+        reason += f"; not judged here: {', '.join(unjudged)}"
     return Verdict(outcome=Outcome.PASS, reason=reason, at=at, metrics=tuple(found))
 
 

@@ -22,6 +22,8 @@ MAX_BLOCKS = 20
 
 _BUCKET = re.compile(r'(canary|stable): increase\((\S+)_bucket\{le="(\S+)"\}\)')
 _MEAN = re.compile(r"(canary|stable): increase\((\S+)_sum\) / increase\(\S+_count\)")
+_FURTHER = re.compile(r"(canary|stable): increase\((\S+_total)\) / (?:increase\(\S+\)|GPU seconds)")
+_QUEUED = f"share of the time with {names.WAITING} > 0"
 _FINISHED = f'increase({names.FINISHED}{{finished_reason!="abort"}})'
 _ERRORS = f'increase({names.FINISHED}{{finished_reason="error"}})'
 _ABORTED = f'increase({names.FINISHED}{{finished_reason="abort"}})'
@@ -54,12 +56,21 @@ class Evidence:
     aborted: float | None
     latencies: Mapping[str, Latency]
     problems: Sequence[str]
+    preemptions: Sequence[Block] = ()
+    """By block of time: finished requests, and preemptions."""
+    tokens: Sequence[Block] = ()
+    """By block of time: seconds of GPUs, and output tokens."""
+    queued: float | None = None
+    """Share of the time in which requests waited."""
 
 
-def readings(canary: SeriesWindow, stable: Sequence[SeriesWindow]) -> tuple[Reading, ...]:
+def readings(
+    canary: SeriesWindow, stable: Sequence[SeriesWindow], gpus: tuple[int, int] = (1, 1)
+) -> tuple[Reading, ...]:
     """The numbers that a verdict rests on, small enough to store; both sides over the same time.
 
-    Buckets are cumulative, at the edges that both sides have. What is broken becomes a reading without a value.
+    Buckets are cumulative, at the edges that both sides have. What is broken becomes a reading without a value. `gpus`
+    are those of the canary and of one stable server.
     """
     sides = {"canary": clean(canary), "stable": clean(join(stable)) if stable else None}
     if stable and (stable[0].start, stable[0].end) != (canary.start, canary.end):
@@ -81,6 +92,9 @@ def readings(canary: SeriesWindow, stable: Sequence[SeriesWindow]) -> tuple[Read
         for side, cleaned in sides.items():
             if cleaned is not None:
                 found += _block_readings(side, name, cleaned, edges)
+    for (side, cleaned), each in zip(sides.items(), gpus, strict=True):
+        if cleaned is not None:
+            found += _further_readings(side, cleaned, edges, each)
     return tuple(found)
 
 
@@ -93,7 +107,7 @@ def evidence(stored: Sequence[Reading]) -> dict[str, Evidence]:
     for reading in stored:
         if (bucket := _BUCKET.fullmatch(reading.query)) and reading.value is not None:
             cumulative[bucket[1], bucket[2]][float(bucket[3])] = reading.value
-        elif mean := _MEAN.fullmatch(reading.query):
+        elif mean := _MEAN.fullmatch(reading.query) or _FURTHER.fullmatch(reading.query):
             blocks[mean[1], mean[2]].append(Block(reading.samples, (reading.value or 0.0) * reading.samples))
         elif reading.value is None and not reading.query.startswith(SIDES):
             problems.append(reading.query)
@@ -108,9 +122,21 @@ def evidence(stored: Sequence[Reading]) -> dict[str, Evidence]:
                 if (side, name) in cumulative and (side, name) in blocks
             },
             problems=problems,
+            preemptions=blocks.get((side, names.PREEMPTIONS), ()),
+            tokens=blocks.get((side, names.GENERATED), ()),
+            queued=values.get(f"{side}: {_QUEUED}"),
         )
         for side in SIDES
     }
+
+
+def blocks_of_means(stored: Sequence[Reading], side: str = "canary") -> dict[str, list[Block]]:
+    """By latency, the blocks of time of one side as the stored readings have them."""
+    found: dict[str, list[Block]] = defaultdict(list)
+    for reading in stored:
+        if (mean := _MEAN.fullmatch(reading.query)) and mean[1] == side:
+            found[mean[2]].append(Block(reading.samples, (reading.value or 0.0) * reading.samples))
+    return dict(found)
 
 
 def _reading(query: str, value: float | None, samples: float, start: float, end: float) -> Reading:
@@ -187,17 +213,41 @@ def blocks_of(steps: int) -> int:
 
 
 def _block_readings(side: str, name: str, cleaned: Cleaned, edges: Sequence[float]) -> list[Reading]:
-    width = max(edges[1] - edges[0], 1e-9)
-    counts, totals = [0.0] * (len(edges) - 1), [0.0] * (len(edges) - 1)
-    there = False
-    for server in cleaned.servers:
-        for suffix, table in (("_count", counts), ("_sum", totals)):
-            for at, delta in server.growth(f"{name}{suffix}").items():
-                there = True
-                table[min(len(table) - 1, max(0, math.ceil((at - edges[0]) / width - 1e-9) - 1))] += delta
-    if not there:
+    counts, totals = (_by_block(cleaned, f"{name}{suffix}", edges) for suffix in ("_count", "_sum"))
+    if counts is None or totals is None:
         return []
-    query = f"{side}: increase({name}_sum) / increase({name}_count)"
+    return _ratios(f"{side}: increase({name}_sum) / increase({name}_count)", totals, counts, edges)
+
+
+def _further_readings(side: str, cleaned: Cleaned, edges: Sequence[float], gpus: int) -> list[Reading]:
+    found: list[Reading] = []
+    finished, preempted = (_by_block(cleaned, name, edges) for name in (names.FINISHED, names.PREEMPTIONS))
+    if finished is not None and preempted is not None:
+        query = f"{side}: increase({names.PREEMPTIONS}) / increase({names.FINISHED})"
+        found += _ratios(query, preempted, finished, edges)
+    tokens = _by_block(cleaned, names.GENERATED, edges)
+    if tokens is not None:
+        seconds = [(edges[1] - edges[0]) * len(cleaned.servers) * gpus] * len(tokens)
+        found += _ratios(f"{side}: increase({names.GENERATED}) / GPU seconds", tokens, seconds, edges)
+    waiting = [value for server in cleaned.servers for value in server.gauge(names.WAITING).values()]
+    if waiting:
+        share = sum(value > 0 for value in waiting) / len(waiting)
+        found.append(_reading(f"{side}: {_QUEUED}", share, len(waiting), edges[0], edges[-1]))
+    return found
+
+
+def _by_block(cleaned: Cleaned, name: str, edges: Sequence[float]) -> list[float] | None:
+    """What the counters `name` grew by in each block of time; None when they tell nothing."""
+    width = max(edges[1] - edges[0], 1e-9)
+    table, there = [0.0] * (len(edges) - 1), False
+    for server in cleaned.servers:
+        for at, delta in server.growth(name).items():
+            there = True
+            table[min(len(table) - 1, max(0, math.ceil((at - edges[0]) / width - 1e-9) - 1))] += delta
+    return table if there else None
+
+
+def _ratios(query: str, totals: Sequence[float], counts: Sequence[float], edges: Sequence[float]) -> list[Reading]:
     return [
         _reading(query, total / count if count > 0 else None, count, low, high)
         for (low, high), count, total in zip(pairwise(edges), counts, totals, strict=True)

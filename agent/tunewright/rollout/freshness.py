@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.profile import TrafficProfile
+from tunewright.domain.promotion import Analysis, FurtherMetric
 from tunewright.domain.state import TrialRecord
 from tunewright.domain.step import update
 from tunewright.observe import names
 from tunewright.observe.drift import drift
 from tunewright.ports import SeriesWindow, TargetStatus
+from tunewright.rollout.beside import needed
 
 
 def other_version(status: TargetStatus, winner: Candidate, trials: Sequence[TrialRecord]) -> str:
@@ -23,10 +25,14 @@ def other_version(status: TargetStatus, winner: Candidate, trials: Sequence[Tria
     )
 
 
-def blind_spots(server: str, window: SeriesWindow) -> list[str]:
+def blind_spots(server: str, window: SeriesWindow, analysis: Analysis) -> list[str]:
     """What the analysis needs and one stable server does not show: a guard over no series guards nothing."""
     shown = {s.name for s in window.series if s.samples}
-    missing = [name for name in names.ANALYSIS_METRICS if name not in shown]
+    missing = [name for name in needed(analysis) if name not in shown]
+    if names.FINISHED in shown:
+        reasons = {s.labels.get("finished_reason") for s in window.series if s.name == names.FINISHED and s.samples}
+        wanted = ("error", "abort") if FurtherMetric.ABORTED in analysis.required else ("error",)
+        missing += [f"{names.FINISHED} with finished_reason {reason}" for reason in wanted if reason not in reasons]
     found = [f"{server} shows no {', '.join(missing)}"] if missing else []
     instances = {s.labels["instance"] for s in window.series if "instance" in s.labels}
     if len(instances) > 1:

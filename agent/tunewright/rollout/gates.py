@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tunewright.domain.measurement import LatencyName
-from tunewright.domain.tuning import Analysis
+from tunewright.domain.promotion import Analysis
 from tunewright.domain.verdict import MetricVerdict, Outcome, Reading
 from tunewright.observe import names
 from tunewright.rollout.evidence import Evidence, Latency
@@ -31,6 +31,7 @@ TAIL_SHARE, TAIL_SHARES = 0.05, (0.01, 0.25)
 """Share of requests that are called slow: beyond the bucket edge that comes nearest to it, inside these limits."""
 LEAST_TOLERANCE = 0.02
 """With a tolerance of 0 nothing that is merely as good could ever be told from worse."""
+_ERROR_SHARE = f'{names.FINISHED}{{finished_reason="error"}} / finished'
 SLO_SLACK = 1.1
 """No pass while a percentile may be beyond its bound by this factor."""
 
@@ -67,52 +68,33 @@ def errors(case: Case) -> MetricVerdict:
     """
     allowed = case.analysis.max_error_rate
     shown = [
-        case.reading(_share_query("error"), _share(side.errors, side.finished), side.finished or 0.0)
+        case.reading(_ERROR_SHARE, _share(side.errors, side.finished), side.finished or 0.0)
         for side in (case.canary, case.stable)
     ]
     hits, of = case.canary.errors, case.canary.finished
     metric = "error rate"
     if hits is None or of is None:
-        return _verdict(metric, Outcome.INCONCLUSIVE, f"there is no {names.FINISHED} with finished_reason error", shown)
+        return verdict_of(
+            metric, Outcome.INCONCLUSIVE, f"there is no {names.FINISHED} with finished_reason error", shown
+        )
     if of <= 0:
-        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early or "no request finished", shown)
+        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_early or "no request finished", shown)
     hits = min(hits, of)
     said = f"{hits:.0f} of {of:.0f} requests ended in an error"
     other = shown[1].value
     as_bad = other is not None and other > allowed
     if not as_bad and share_lower(hits, of, case.alpha) > allowed:
-        return _verdict(metric, Outcome.FAIL, f"{said}, above {allowed:.2%}", shown)
-    if hits / of > allowed / 2 and _surely_more(case, hits, of, case.stable.errors, case.stable.finished):
-        return _verdict(metric, Outcome.FAIL, f"{said}, surely more than of the stable servers ({other:.2%})", shown)
+        return verdict_of(metric, Outcome.FAIL, f"{said}, above {allowed:.2%}", shown)
+    if hits / of > allowed / 2 and surely_more(case, hits, of, case.stable.errors, case.stable.finished):
+        return verdict_of(metric, Outcome.FAIL, f"{said}, surely more than of the stable servers ({other:.2%})", shown)
     if case.too_early:
-        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
+        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
     if as_bad and other is not None:
         outcome = Outcome.PASS if hits / of <= other else Outcome.INCONCLUSIVE
-        return _verdict(metric, outcome, f"{said}, and {other:.2%} of the stable servers' too", shown)
+        return verdict_of(metric, outcome, f"{said}, and {other:.2%} of the stable servers' too", shown)
     if hits == 0 or share_upper(hits, of, case.beta) <= allowed:
-        return _verdict(metric, Outcome.PASS, said, shown)
-    return _verdict(metric, Outcome.INCONCLUSIVE, f"{said}: not settled whether below {allowed:.2%}", shown)
-
-
-def aborted(case: Case) -> MetricVerdict | None:
-    """Clients that give up on the canary more than on the others; None where aborts are not counted."""
-    sides = (case.canary, case.stable)
-    if any(side.aborted is None or side.finished is None for side in sides):
-        return None
-    totals = [(side.aborted or 0.0) + (side.finished or 0.0) for side in sides]
-    shown = [
-        case.reading(_share_query("abort"), _share(side.aborted, total), total)
-        for side, total in zip(sides, totals, strict=True)
-    ]
-    hits, (of, other_of) = case.canary.aborted or 0.0, totals
-    said = f"{hits:.0f} of {of:.0f} requests were aborted"
-    beyond = (shown[0].value or 0.0) - (shown[1].value or 0.0)
-    if beyond > case.analysis.max_error_rate and _surely_more(case, hits, of, case.stable.aborted, other_of):
-        reason = f"{said}, surely more than of the stable servers' ({shown[1].value:.2%})"
-        return _verdict("aborted", Outcome.FAIL, reason, shown)
-    if case.too_early:
-        return _verdict("aborted", Outcome.INCONCLUSIVE, case.too_early, shown)
-    return _verdict("aborted", Outcome.PASS, said, shown)
+        return verdict_of(metric, Outcome.PASS, said, shown)
+    return verdict_of(metric, Outcome.INCONCLUSIVE, f"{said}: not settled whether below {allowed:.2%}", shown)
 
 
 def mean(case: Case, latency: LatencyName) -> MetricVerdict | None:
@@ -126,30 +108,30 @@ def mean(case: Case, latency: LatencyName) -> MetricVerdict | None:
     if canary is None or stable is None or canary.count <= 0 or stable.count <= 0:
         side = "canary" if canary is None or canary.count <= 0 else "stable servers"
         missing = [case.reading(name, None, known.count if known else 0.0) for known in (canary, stable)]
-        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early or f"there is no {name} of the {side}", missing)
+        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_early or f"there is no {name} of the {side}", missing)
     if canary.mean == stable.mean == 0:
         return None  # every answer has one token only: no time between tokens
     query = f"increase({name}_sum) / increase({name}_count)"
     shown = [case.reading(query, side.mean, side.count) for side in (canary, stable)]
     if case.too_few:
-        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_few, shown)
+        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_few, shown)
     ratio = mean_ratio(canary.blocks, stable.blocks)
     if ratio is None:
         reason = case.too_early or f"{metric}: too few blocks of time to compare"
-        return _verdict(metric, Outcome.INCONCLUSIVE, reason, shown)
+        return verdict_of(metric, Outcome.INCONCLUSIVE, reason, shown)
     worse = max(case.analysis.tolerance, LEAST_TOLERANCE)
     change = f"{metric} {math.expm1(ratio.estimate):+.1%}"
     nearer_to_worse = ratio.estimate > math.log1p(worse) / 2
     if nearer_to_worse and ratio.lower(case.alpha) > 0:
         reason = f"{change}, surely worse ({_ms(shown[0])} against {_ms(shown[1])}; {worse:.0%} are not let through)"
-        return _verdict(metric, Outcome.FAIL, reason, shown)
+        return verdict_of(metric, Outcome.FAIL, reason, shown)
     if case.too_early:
-        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
+        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
     highest = ratio.upper(case.beta)
     if not nearer_to_worse and highest < math.log1p(worse):
-        return _verdict(metric, Outcome.PASS, change, shown)
+        return verdict_of(metric, Outcome.PASS, change, shown)
     bounded = f"it may be {math.expm1(highest):+.0%}" if highest < math.log(10) else "too few requests to bound it"
-    return _verdict(metric, Outcome.INCONCLUSIVE, f"{change}, not settled: {bounded}", shown)
+    return verdict_of(metric, Outcome.INCONCLUSIVE, f"{change}, not settled: {bounded}", shown)
 
 
 def tail(case: Case, latency: LatencyName) -> MetricVerdict | None:
@@ -170,7 +152,7 @@ def tail(case: Case, latency: LatencyName) -> MetricVerdict | None:
     shown = [case.reading(query, hits / of, of), case.reading(query, other_hits / other_of, other_of)]
     metric = f"{latency} tail"
     if case.too_few:
-        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_few, shown)
+        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_few, shown)
     # Requests that are alike count less.
     wider = apart(canary.blocks, stable.blocks, (canary.histogram, stable.histogram))
     counted = (hits / wider, of / wider, other_hits / wider, other_of / wider)
@@ -178,12 +160,14 @@ def tail(case: Case, latency: LatencyName) -> MetricVerdict | None:
     change = f"{latency} above {edge:g} s: {hits / of:.1%} against {other_hits / other_of:.1%}"
     nearer_to_worse = hits / of > math.sqrt(worse) * other_hits / other_of
     if nearer_to_worse and chance_of_more(*counted) < case.alpha:
-        return _verdict(metric, Outcome.FAIL, f"{change}, surely more", shown)
+        return verdict_of(metric, Outcome.FAIL, f"{change}, surely more", shown)
     if case.too_early:
-        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
+        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
     if not nearer_to_worse and chance_of_fewer(*counted, worse) < case.beta:
-        return _verdict(metric, Outcome.PASS, change, shown)
-    return _verdict(metric, Outcome.INCONCLUSIVE, f"{change}, not settled: it may be {worse:.1f} times as many", shown)
+        return verdict_of(metric, Outcome.PASS, change, shown)
+    return verdict_of(
+        metric, Outcome.INCONCLUSIVE, f"{change}, not settled: it may be {worse:.1f} times as many", shown
+    )
 
 
 def absolute(case: Case, latency: LatencyName, percentile: str, bound: float) -> MetricVerdict | None:
@@ -192,7 +176,7 @@ def absolute(case: Case, latency: LatencyName, percentile: str, bound: float) ->
     canary, stable = case.canary.latencies.get(name), case.stable.latencies.get(name)
     shown = [_quantile(case, name, percentile, side) for side in (canary, stable)]
     if canary is None or canary.count <= 0 or case.too_few:
-        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early or f"there is no {name} to judge", shown)
+        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_early or f"there is no {name} to judge", shown)
     histogram = canary.histogram
     if histogram.edges and bound < histogram.edges[0] and histogram.counts[0] > 0:
         return None
@@ -205,19 +189,21 @@ def absolute(case: Case, latency: LatencyName, percentile: str, bound: float) ->
     against = f"{metric} {_ms(shown[0])} against {bound * 1e3:.4g} ms"
     stable_missed = stable is not None and stable.count > 0 and (stable_value is None or stable_value > bound)
     if surely and not stable_missed:
-        return _verdict(metric, Outcome.FAIL, f"{against}: surely missed", shown)
+        return verdict_of(metric, Outcome.FAIL, f"{against}: surely missed", shown)
     if case.too_early:
-        return _verdict(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
+        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
     if value is not None and value <= bound and not surely:
         if stable is not None and stable.count > 0:  # what both sides share is no doubt about the canary
             wider = apart(canary.blocks, stable.blocks, (histogram, stable.histogram))
         highest = histogram.quantile(share_upper(q * histogram.total / wider, histogram.total / wider, case.beta))
         if highest is not None and highest <= bound * SLO_SLACK:
-            return _verdict(metric, Outcome.PASS, against, shown)
-        return _verdict(metric, Outcome.INCONCLUSIVE, f"{against}: met, but not surely", shown)
+            return verdict_of(metric, Outcome.PASS, against, shown)
+        return verdict_of(metric, Outcome.INCONCLUSIVE, f"{against}: met, but not surely", shown)
     if stable_missed:
-        return _verdict(metric, Outcome.PASS, f"{against}, which the stable servers miss too ({_ms(shown[1])})", shown)
-    return _verdict(metric, Outcome.INCONCLUSIVE, f"{against}: not met, but not surely missed", shown)
+        return verdict_of(
+            metric, Outcome.PASS, f"{against}, which the stable servers miss too ({_ms(shown[1])})", shown
+        )
+    return verdict_of(metric, Outcome.INCONCLUSIVE, f"{against}: not met, but not surely missed", shown)
 
 
 def slo_name(latency: str, percentile: str) -> str:
@@ -225,7 +211,7 @@ def slo_name(latency: str, percentile: str) -> str:
     return f"slo {latency} {percentile}"
 
 
-def _surely_more(case: Case, hits: float, of: float, other_hits: float | None, other_of: float | None) -> bool:
+def surely_more(case: Case, hits: float, of: float, other_hits: float | None, other_of: float | None) -> bool:
     """Whether the canary's share is surely above the stable servers'."""
     if not case.compared or other_hits is None or not other_of or of <= 0:
         return False
@@ -253,12 +239,9 @@ def _quantile(case: Case, name: str, percentile: str, side: Latency | None) -> R
     return case.reading(query, value, side.count if side else 0.0)
 
 
-def _verdict(metric: str, outcome: Outcome, reason: str, shown: Sequence[Reading]) -> MetricVerdict:
-    return MetricVerdict(metric=metric, outcome=outcome, reason=reason, canary=shown[0], stable=shown[1])
-
-
-def _share_query(reason: str) -> str:
-    return f'{names.FINISHED}{{finished_reason="{reason}"}} / {"all" if reason == "abort" else "finished"}'
+def verdict_of(metric: str, outcome: Outcome, reason: str, shown: Sequence[Reading]) -> MetricVerdict:
+    """The verdict on one metric, from the readings of canary and stable servers."""
+    return MetricVerdict(metric=str(metric), outcome=outcome, reason=reason, canary=shown[0], stable=shown[1])
 
 
 def _share(hits: float | None, of: float | None) -> float | None:

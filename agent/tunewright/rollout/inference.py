@@ -27,8 +27,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class MeanRatio:
-    """Log of the canary's mean over the stable servers', with its standard error from `blocks` blocks of time."""
+class Estimated:
+    """A difference of two sides (of means, or of their logs), with its standard error from `blocks` blocks of time."""
 
     estimate: float
     error: float
@@ -43,7 +43,7 @@ class MeanRatio:
         return self.estimate + _deviations(level, self.blocks) * self.error
 
 
-def mean_ratio(canary: Sequence[Block], stable: Sequence[Block]) -> MeanRatio | None:
+def mean_ratio(canary: Sequence[Block], stable: Sequence[Block]) -> Estimated | None:
     """The ratio of the means; None where a mean is 0 or unknown, or there are too few blocks of time."""
     used = [(c, s) for c, s in zip(canary, stable, strict=True) if c.count > 0 or s.count > 0]
     (count_c, sum_c), (count_s, sum_s) = _totals(canary), _totals(stable)
@@ -51,7 +51,38 @@ def mean_ratio(canary: Sequence[Block], stable: Sequence[Block]) -> MeanRatio | 
         return None
     mean_c, mean_s = sum_c / count_c, sum_s / count_s
     influence = [(c.total - mean_c * c.count) / sum_c - (s.total - mean_s * s.count) / sum_s for c, s in used]
-    return MeanRatio(math.log(mean_c / mean_s), _spread(influence), len(used))
+    return Estimated(math.log(mean_c / mean_s), _spread(influence), len(used))
+
+
+def ratio_of_other_times(after: Sequence[Block], before: Sequence[Block]) -> Estimated | None:
+    """Log of the ratio of two means over different times, where nothing is shared; None as for `mean_ratio`."""
+    errors = []
+    for side in (after, before):
+        used = [block for block in side if block.count > 0]
+        count, total = _totals(used)
+        if len(used) < MIN_BLOCKS or total <= 0:
+            return None
+        errors.append(_spread([(block.total - total / count * block.count) / total for block in used]))
+    (count_a, sum_a), (count_b, sum_b) = _totals(after), _totals(before)
+    blocks = min(sum(block.count > 0 for block in side) for side in (after, before))
+    return Estimated(math.log(sum_a / count_a / (sum_b / count_b)), math.hypot(*errors), blocks)
+
+
+def mean_of(blocks: Sequence[Block]) -> float | None:
+    """The mean of all observations; None without any."""
+    count, total = _totals(blocks)
+    return total / count if count > 0 else None
+
+
+def mean_difference(canary: Sequence[Block], stable: Sequence[Block]) -> Estimated | None:
+    """The canary's mean minus the stable servers'; means may be 0. None where there are too few blocks of time."""
+    used = [(c, s) for c, s in zip(canary, stable, strict=True) if c.count > 0 or s.count > 0]
+    (count_c, sum_c), (count_s, sum_s) = _totals(canary), _totals(stable)
+    if len(used) < MIN_BLOCKS or min(count_c, count_s) <= 0:
+        return None
+    mean_c, mean_s = sum_c / count_c, sum_s / count_s
+    influence = [(c.total - mean_c * c.count) / count_c - (s.total - mean_s * s.count) / count_s for c, s in used]
+    return Estimated(mean_c - mean_s, _spread(influence), len(used))
 
 
 def apart(canary: Sequence[Block], stable: Sequence[Block], histograms: Sequence[Histogram]) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .engine import LENGTH, Request
 from .http import DONE, Connection, HttpRequest, event, response
-from .tokens import WORDS, next_state, token_of
+from .tokens import WORDS, flips, next_state, token_of, top_logprobs
 
 _WORDS_JSON = [json.dumps(word)[1:-1] for word in WORDS]
 
@@ -36,6 +36,8 @@ class Answer:
     unsent: int = 0  # tokens held back by --stream-interval
     words: list[int] = field(default_factory=list)
     begun: bool = False
+    top: int | None = None  # log-probabilities asked for per token
+    states: list[int] = field(default_factory=list)  # of the tokens, where log-probabilities are asked for
 
     def draw(self, count: int) -> list[int]:
         """The next tokens of the answer."""
@@ -43,9 +45,27 @@ class Answer:
         for _ in range(count):
             self.state = next_state(self.state)
             token = token_of(self.state)
-            # Other bits of the same state decide, so that the flips are the same in every run.
-            out.append(token ^ 1 if self.flip and (self.state >> 24) & 1023 < self.flip else token)
+            out.append(token ^ 1 if flips(self.state, self.flip) else token)
+            if self.top is not None:
+                self.states.append(self.state)
         return out
+
+    def logprobs(self, *, as_ids: bool) -> dict[str, Any] | None:
+        """vLLM's block of log-probabilities of a whole answer; None where none were asked for."""
+        if self.top is None:
+            return None
+
+        def name(token: int) -> str:
+            return f"token_id:{token}" if as_ids else WORDS[token]
+
+        ranked = [top_logprobs(state, self.flip, max(1, self.top)) for state in self.states]
+        lengths = [len(WORDS[token]) for token in self.words]
+        return {
+            "text_offset": [sum(lengths[:i]) for i in range(len(lengths))],
+            "token_logprobs": [position[0][1] for position in ranked],
+            "tokens": [name(token) for token in self.words],
+            "top_logprobs": [{name(token): value for token, value in position} for position in ranked],
+        }
 
 
 @dataclass
@@ -64,6 +84,7 @@ class Job:
     prompt_details: bool
     stream_interval: int
     max_tokens: int
+    tokens_as_ids: bool = False
     sequences: list[Answer] = field(default_factory=list)
     created: int = field(default_factory=lambda: int(time.time()))
     open: int = 0  # answers that have not ended
@@ -156,6 +177,7 @@ class Job:
                 choices.append({"index": sequence.index, "message": message, **ending, "token_ids": None})
             else:
                 ids = {"token_ids": None, "prompt_logprobs": None, "prompt_token_ids": None}
+                ending["logprobs"] = sequence.logprobs(as_ids=self.tokens_as_ids)
                 choices.append({"index": sequence.index, "text": text, **ending, **ids})
         body = {
             "id": self.identity,
@@ -227,6 +249,15 @@ def number(data: dict[str, Any], name: str, default: int | None, least: int) -> 
     if value < least:
         raise ApiError(f"{name} must be at least {least}, got {value}.", param=name)
     return value
+
+
+def logprobs_of(data: dict[str, Any], most: int) -> int | None:
+    """How many log-probabilities per token are asked for. Raises ApiError."""
+    asked = number(data, "logprobs", None, 0)
+    if asked is not None and 0 <= most < asked:
+        message = f"Requested sample logprobs of {asked}, which is greater than max allowed: {most}"
+        raise ApiError(message, param="logprobs")
+    return asked
 
 
 def too_long(longest: int, prompt: int, output: int | None) -> ApiError:

@@ -352,11 +352,15 @@ class Server:
             prompt_details=bool(self.arguments.get("enable_prompt_tokens_details", False)),
             stream_interval=self.config.stream_interval,
             max_tokens=limit or self.config.max_model_len,
+            tokens_as_ids=bool(data.get("return_tokens_as_token_ids", False)),
         )
+        top = None if chat or stream else api.logprobs_of(data, int(self.arguments.get("max_logprobs", 20)))
         for prompt in api.prompts_of(data, chat):
             ids = token_ids(prompt)
             for _ in range(copies):
-                job.sequences.append(self._sequence(len(job.sequences), ids, limit, least, data, request.started))
+                sequence = self._sequence(len(job.sequences), ids, limit, least, data, request.started)
+                sequence.top = top
+                job.sequences.append(sequence)
         job.open = len(job.sequences)
         return job
 

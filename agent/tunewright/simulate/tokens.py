@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 
 CHARACTERS_PER_TOKEN = 4
+_GAP = 4.0  # nats between the two most likely tokens, at most
 _MASK = (1 << 64) - 1
 _A, _C = 6364136223846793005, 1442695040888963407
 
@@ -31,6 +32,25 @@ def next_state(state: int) -> int:
 def token_of(state: int) -> int:
     """The token that a state stands for: an index into WORDS."""
     return state >> 58
+
+
+def flips(state: int, flip: int) -> bool:
+    """Whether a lossy knob changes this token: other bits of the same state decide, so it is the same in every run."""
+    return (state >> 24) & 1023 < flip
+
+
+def top_logprobs(state: int, flip: int, count: int) -> list[tuple[int, float]]:
+    """The most likely tokens of one position, the answer's own first, as the state has them.
+
+    The first two are up to 4 nats apart, evenly; a lossy knob moves them by what makes just the nearest flip.
+    """
+    first, gap = token_of(state), ((state >> 24 & 1023) - flip + 0.5) * _GAP / 1024
+    logits = {first: 0.0, first ^ 1: -gap}
+    for other in range(2, len(WORDS)):
+        logits[first ^ other] = -_GAP - 2.0 - other / 16
+    whole = math.log(math.fsum(math.exp(value) for value in logits.values()))
+    ranked = sorted(logits.items(), key=lambda item: -item[1])[:count]
+    return [(token, value - whole) for token, value in ranked]
 
 
 def split_text(text: str) -> list[str]:

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ValidationError
 from tunewright.controller.decisions import live_approval
 from tunewright.domain.objective import objective_unit
 from tunewright.domain.phases import TERMINAL, Phase
+from tunewright.domain.promotion import PromotionMode
 from tunewright.domain.redact import redact
 from tunewright.domain.state import TrialOutcome, TrialPhase, TrialPurpose, TrialRecord, TuningRecord
-from tunewright.domain.tuning import Objective, PromotionMode, Tuning
+from tunewright.domain.tuning import Objective, Tuning
 from tunewright.domain.verdict import Outcome
 from tunewright.kube.times import format_time
 from tunewright.ports import Refused

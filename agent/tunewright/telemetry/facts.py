@@ -16,6 +16,7 @@ from tunewright.domain.state import (
     TuningRecord,
 )
 from tunewright.domain.tuning import Objective
+from tunewright.knobs.catalogue import gpus_of
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,7 @@ def _idle(done: Sequence[TrialRecord]) -> float:
 
 def gpus(trial: TrialRecord) -> int:
     """GPUs of one server of this trial, as far as its configuration tells: the product of its parallel sizes."""
-    count = 1
-    for knob in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        value = trial.effective.get(knob, trial.candidate.values.get(knob, 1))
-        count *= value if isinstance(value, int) and value > 0 else 1
-    return count
+    return gpus_of({**trial.candidate.values, **trial.effective})
 
 
 def shown_objective(objective: Objective, value: float) -> float:

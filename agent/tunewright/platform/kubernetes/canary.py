@@ -44,7 +44,10 @@ class Canary:
         prober: Prober,
         overrides: Overrides,
         drain_timeout: float,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
+        """`labels` are more labels that its pod gets with production's: what a router finds its servers by."""
+        self.labels = dict(labels or {})
         self._kube, self._owner, self._target, self._clock = kube, owner, target, clock
         self._prober, self._overrides, self._drain_timeout = prober, overrides, drain_timeout
         self.name = joined(target.name, CANARY)
@@ -155,12 +158,12 @@ class Canary:
         return _SERVES in (pod["metadata"].get("labels") or {})
 
     def production_labels(self, deployment: Json) -> dict[str, str]:
-        """The target's labels without those that only its own selector wants: an autoscaler must not count it."""
+        """The target's labels without those that its own selector alone wants, which would count it in, and ours."""
         labels: dict[str, str] = deployment["spec"]["template"]["metadata"].get("labels") or {}
         wanted = {key for service in self.services(deployment) for key in service["spec"]["selector"]}
         own = set(deployment["spec"]["selector"].get("matchLabels") or {})
         only_own = own - wanted
-        return {key: text for key, text in labels.items() if key not in only_own}
+        return {key: text for key, text in labels.items() if key not in only_own} | self.labels
 
     def services(self, deployment: Json) -> list[Json]:
         """The Services that send requests to the target."""

@@ -68,6 +68,10 @@ class Note:
         """The same, as the last known-good configuration; the rollout is over."""
         return replace(self, active=False)
 
+    def without_strategy(self) -> "Note":
+        """The same where the strategy is somebody else's by now."""
+        return replace(self, strategy=_DEFAULT_STRATEGY)
+
     def text(self) -> str:
         """As the annotation holds it."""
         return json.dumps(vars(self), sort_keys=True, separators=(",", ":"))

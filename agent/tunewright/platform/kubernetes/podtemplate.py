@@ -130,6 +130,11 @@ class PodTemplate:
             container["env"] = entries
         return rendered
 
+    def render_env(self, candidate: Candidate) -> list[Json]:
+        """The `env` entries of knobs that run `candidate`."""
+        _, environment = commandline.join(self._split, candidate)
+        return _with_knobs([], environment)
+
     def show(self, candidate: Candidate) -> str:
         """The command for a person, without secrets."""
         words, environment = commandline.join(self._split, candidate)

@@ -51,8 +51,16 @@ class Preflight:
             *_probes(template, self._cold_start(candidate)),
             *self._budgets(deployment),
         ]
-        if not self._canary.services(deployment):
-            found.append(f"no Service selects the pods of {self._target.name}: a canary would get no requests")
+        if not self._canary.services(deployment) and not self._canary.labels:
+            found.append(
+                f"no Service selects the pods of {self._target.name}: a canary would get no requests; where a router "
+                "finds its servers by labels, name those: promotion.canary.labels"
+            )
+        if self._selected(deployment):
+            found.append(
+                f"with promotion.canary.labels the canary has all labels that {self._target.name} itself selects, so "
+                "an autoscaler would count it in: leave one out"
+            )
         try:
             conflicts = self._dry_apply(deployment, template, candidate)
             if conflicts and not self._take_over:
@@ -97,6 +105,12 @@ class Preflight:
         return found
 
     # --- each of them ---
+
+    def _selected(self, deployment: Json) -> bool:
+        """Whether it is the labels of ours that make the canary one of the target's own pods."""
+        selector = set((deployment["spec"]["selector"].get("matchLabels") or {}).items())
+        labels = set(self._canary.production_labels(deployment).items())
+        return selector <= labels and not selector <= labels - set(self._canary.labels.items())
 
     def _other_rollout(self, deployment: Json) -> Iterator[str]:
         note = Note.read(deployment)

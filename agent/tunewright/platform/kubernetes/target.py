@@ -1,11 +1,12 @@
 """Production as a Deployment: watched by its pods, changed by server-side apply of the leaves that are tuned alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import yaml
 
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.state import Failure, FailureKind
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.errors import Invalid, KubeConflict
@@ -79,13 +80,14 @@ class DeploymentTarget:
         prober: Prober | None = None,
         hold_seconds: int = HOLD_SECONDS,
         cold_start: Callable[[Candidate], float | None] = lambda _: None,
+        canary_labels: Mapping[str, str] | None = None,
     ) -> None:
         """`overrides` are those of the spare, where the canary runs. Times in seconds; `cold_start` tells how long a
         candidate took to start in its first trial, which probes and deadlines must leave room for."""
         self._kube, self._owner, self._target, self._clock = kube, owner, target, clock
         self._take_over, self._start_timeout, self._hold_seconds = take_over, start_timeout, hold_seconds
         self._prober, overrides = prober or Prober(), overrides or Overrides()
-        self._canary = Canary(kube, owner, target, clock, self._prober, overrides, drain_timeout)
+        self._canary = Canary(kube, owner, target, clock, self._prober, overrides, drain_timeout, canary_labels)
         self._asked: dict[str, float] = {}  # when this process first asked a pod in vain, by uid
         self._preflight = Preflight(kube, owner, target, self._canary, overrides, take_over, cold_start)
 
@@ -143,6 +145,28 @@ class DeploymentTarget:
             foreign = f"fields of Deployment {self._target.name} are owned by others: {'; '.join(owners(conflict))}"
         return self._status(self._see() if changed else seen, plan, foreign)
 
+    def recipe(self, candidate: Candidate) -> Recipe:
+        """What the container would be given, and by which tool it was made."""
+        deployment = self._target.read(self._kube)
+        template = self._target.template(deployment)
+        leaves = template.leaves(candidate)
+        metadata = deployment["metadata"]
+        labels = metadata.get("labels") or {}
+        # The chart names its Deployments RELEASE-MODEL-deployment-vllm and labels them so.
+        release, model = str(labels.get("helm-release-name") or ""), str(labels.get("model") or "")
+        stack = model if release and metadata["name"] == f"{release}-{model}-deployment-vllm" else ""
+        annotations = metadata.get("annotations") or {}
+        return Recipe(
+            command=tuple(leaves.get("command") or ()),
+            args=tuple(leaves.get("args") or ()),
+            environment={entry["name"]: entry["value"] for entry in template.render_env(candidate)},
+            namespace=self._target.namespace,
+            deployment=self._target.name,
+            container=template.name,
+            helm_release=str(annotations.get("meta.helm.sh/release-name") or release),
+            stack_model=stack,
+        )
+
     def recommend(self, candidate: Candidate) -> str:
         """What a person would change by hand to run `candidate`: the command, and a patch for kubectl or kustomize."""
         template = self._target.template(self._target.read(self._kube))
@@ -167,13 +191,41 @@ class DeploymentTarget:
         One apply, after which Kubernetes goes on alone. What was done; None when there was nothing to do.
         """
         seen = self._see()
-        if seen.note is None or not seen.note.active or seen.note.uid != self._owner.uid:
+        note = self._under_way(seen)
+        if note is None:
             return None
-        leaves = seen.note.leaves
-        if self._foreign(seen, (seen.template.candidate.hash,)):
-            leaves = leaves_for(seen.template, seen.template.candidate, seen.note.ended(), self._ours(seen))
-        self._write(seen.note.ended(), leaves, paused=False, rolling=False)
-        return f"Deployment {self._target.name} goes back to {seen.note.baseline}"
+        foreign = self._foreign(seen, (seen.template.candidate.hash,))
+        self._write(note.ended(), self._as_is(seen, note) if foreign else note.leaves, paused=False, rolling=False)
+        return f"Deployment {self._target.name} goes back to {note.baseline}"
+
+    def let_go(self) -> bool:
+        """Leave it as somebody else has it: without our strategy, pause and canary. The canary stays where nothing else
+        serves; it goes with the Tuning."""
+        seen = self._see()
+        note = self._under_way(seen)
+        if note is not None:
+            leaves = self._as_is(seen, note)
+            try:
+                self._write(note.ended(), leaves, paused=False, rolling=False, force=False)
+            except KubeConflict as conflict:
+                if not conflict.causes:
+                    raise
+                # The strategy is theirs too: what we wrote of it falls back when it is left out.
+                self._write(note.ended().without_strategy(), leaves, paused=False, rolling=False, force=False)
+        others = any(not server.trouble for server in seen.servers if not server.canary)
+        serving = any(not server.trouble for server in seen.servers if server.canary)
+        if seen.canary is not None and (others or not serving):
+            self._canary.delete(seen.canary)
+        return True
+
+    def _under_way(self, seen: _Seen) -> Note | None:
+        """The note of our own rollout that is not over."""
+        note = seen.note
+        return note if note is not None and note.active and note.uid == self._owner.uid else None
+
+    def _as_is(self, seen: _Seen, note: Note) -> Json:
+        """The very arguments that are there: an apply of them changes nothing, and conflicts with nobody."""
+        return leaves_for(seen.template, seen.template.candidate, note.ended(), self._ours(seen))
 
     # --- seeing ---
 
@@ -220,7 +272,7 @@ class DeploymentTarget:
             paused=bool(spec.get("paused")),
             updated=int(status.get("updatedReplicas") or 0) if observed else 0,
             ready=ready,
-            under_way=seen.note is not None and seen.note.active and seen.note.uid == self._owner.uid,
+            under_way=self._under_way(seen) is not None,
             extra=self._extra(seen),
         )
 
@@ -235,8 +287,8 @@ class DeploymentTarget:
                 f"somebody else changed the arguments of Deployment {self._target.name} to {seen.template.show(now)} "
                 f"({_last_writer(seen.deployment)}); it is left as it is"
             )
-        note = seen.note
-        if note is not None and note.active and note.uid == self._owner.uid and note.base != seen.template.base:
+        note = self._under_way(seen)
+        if note is not None and note.base != seen.template.base:
             return (
                 f"somebody else changed the pod template of Deployment {self._target.name} since the rollout began "
                 f"({_last_writer(seen.deployment)}); it is left as it is"
@@ -264,16 +316,16 @@ class DeploymentTarget:
 
     def _note(self, seen: _Seen, plan: TargetPlan) -> Note:
         note = seen.note
-        if note is not None and note.active and note.uid == self._owner.uid:
-            return note
+        if ours := self._under_way(seen):
+            return ours
         if note is not None and note.baseline == plan.baseline.hash != seen.template.candidate.hash:
             return note.again(self._owner, seen.template)
         return Note.of(self._owner, seen.deployment, seen.template)
 
-    def _write(self, note: Note, leaves: Json, *, paused: bool, rolling: bool) -> None:
+    def _write(self, note: Note, leaves: Json, *, paused: bool, rolling: bool, force: bool = True) -> None:
         whole = body(self._target.name, note, leaves, paused=paused, hold_seconds=self._hold_seconds, rolling=rolling)
         try:
-            self._kube.apply(DEPLOYMENTS, whole, self._target.namespace, force=self._take_over)
+            self._kube.apply(DEPLOYMENTS, whole, self._target.namespace, force=self._take_over and force)
         except Invalid as error:
             raise Refused(f"the API server refuses the change of Deployment {self._target.name}: {error}") from error
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from tunewright.domain.candidate import Candidate, KnobValue
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.tuning import Spare, Target
 from tunewright.knobs import readback
 from tunewright.platform.process import probe
@@ -63,6 +64,14 @@ class AdoptedTarget:
     def apply(self, plan: TargetPlan) -> TargetStatus:
         """Raises `Refused`."""
         raise Refused(f"{_ONLY}; {len(self._urls)} servers stay at {plan.baseline.hash}")
+
+    def let_go(self) -> bool:
+        """No: nothing was ever touched."""
+        return False
+
+    def recipe(self, candidate: Candidate) -> Recipe:
+        """The command of one server that runs `candidate`."""
+        return self._command.recipe(candidate)
 
     def recommend(self, candidate: Candidate) -> str:
         """What a person would change by hand to run `candidate`, as text."""

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tunewright.domain.candidate import Candidate, KnobValue, content_hash
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.redact import HIDDEN, redact
 from tunewright.knobs import commandline
+from tunewright.knobs.catalogue import CATALOGUE
 from tunewright.ports import PortError, Refused
 
 PORT, REPLICA = "{port}", "{replica}"
@@ -90,6 +92,15 @@ class Command:
             f"{name}={HIDDEN if _SECRET.search(name) else shlex.quote(text)}" for name, text in environment.items()
         ]
         return self.redact(" ".join([*pairs, *map(shlex.quote, argv)]))
+
+    def recipe(self, candidate: Candidate) -> Recipe:
+        """The words that run `candidate`, without credentials, and the knobs in the environment."""
+        argv, environment = self.with_candidate(candidate)
+        knobs = {knob.environment for knob in CATALOGUE.values() if knob.environment}
+        return Recipe(
+            args=tuple(self.redact(word) for word in argv),
+            environment={name: text for name, text in environment.items() if name in knobs},
+        )
 
     def change(self, baseline: Candidate, candidate: Candidate) -> str:
         """What a person would change by hand: the knobs that differ, and the whole command."""

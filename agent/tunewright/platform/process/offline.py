@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.tuning import Spare, Target
 from tunewright.platform.process.command import Command
 from tunewright.ports import Refused, TargetPlan, TargetStatus
@@ -39,6 +40,14 @@ class OfflineTarget:
     def apply(self, plan: TargetPlan) -> TargetStatus:
         """Raises `Refused`."""
         raise Refused(f"{_ONLY}; {plan.candidate.hash} is not rolled out")
+
+    def let_go(self) -> bool:
+        """No: nothing was ever touched."""
+        return False
+
+    def recipe(self, candidate: Candidate) -> Recipe:
+        """The command of one server that runs `candidate`."""
+        return self._command.recipe(candidate)
 
     def recommend(self, candidate: Candidate) -> str:
         """What a person would change by hand to run `candidate`, as text."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.model import Model
+from tunewright.domain.recipe import Recipe
 from tunewright.domain.tuning import Target
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.validity import problems as invalid
@@ -175,6 +176,14 @@ class ProcessTarget:
             if status.settled:
                 self._settle(plan)
             return replace(status, foreign=foreign or status.foreign)
+
+    def let_go(self) -> bool:
+        """No: the servers are ours, and what somebody does to them is put right."""
+        return False
+
+    def recipe(self, candidate: Candidate) -> Recipe:
+        """The command of one server that runs `candidate`."""
+        return self._command.recipe(candidate)
 
     def recommend(self, candidate: Candidate) -> str:
         """What a person would change by hand to run `candidate`, as text."""

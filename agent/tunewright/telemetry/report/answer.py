@@ -7,6 +7,7 @@ import yaml
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source
+from tunewright.domain.quality import judge_quality
 from tunewright.domain.state import ConfirmStatus, Gain, TrialPhase, TrialRecord, TuningRecord
 from tunewright.telemetry.facts import (
     baseline_objective,
@@ -167,6 +168,9 @@ def _risks(record: TuningRecord, trials: Sequence[TrialRecord]) -> list[str]:
     risks += [f"The server changed this silently: {surprise}" for surprise in surprises]
     if record.tuning.spec.search.allow_lossy:
         risks.append("Knobs that can change answers were allowed; the quality gate compares answers before promotion.")
+    if record.baseline is not None and any(trial.answers for trial in measured):
+        gate = judge_quality(record.baseline, against[1], trials, record.tuning.spec.quality)
+        risks.append(f"Quality gate {'passed' if gate.passed else 'not passed'}: {gate.reason}.")
     if record.profile is not None and record.profile.saturated:
         risks.append("Production was saturated while its traffic was learned: the true demand may be larger.")
     if any(trial.measurement and not trial.measurement.warmup_settled for trial in measured):
