@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,6 +151,17 @@ def test_a_kill_is_told_though_the_port_closed_before_the_process_was_gone(
     assert failure.kind is FailureKind.KILLED
     assert failure.exit_code == -signal.SIGKILL
     assert "SIGKILL" in failure.cause
+
+
+def test_the_exit_code_is_waited_for_while_the_threads_of_a_dead_server_end(folder: Path, clock: ShiftedClock) -> None:
+    """Its first thread is gone, and so it counts as dead; only the end of its last tells how it ended."""
+    code = "import ctypes, os, threading; threading.Timer(1.0, lambda: os._exit(9)).start(); "
+    code += "ctypes.CDLL(None).pthread_exit(0)"
+    server = Server(folder, Command([sys.executable, "-c", code, "--port", "{port}"], {}), clock, None)
+    begin(server)
+    failure = until(server, ServerPhase.FAILED).failure
+    assert failure is not None
+    assert failure.exit_code == 9
 
 
 def test_a_dead_engine_is_noticed_while_the_process_still_answers(folder: Path, clock: ShiftedClock) -> None:

@@ -21,7 +21,8 @@ SILENCE = 60.0
 """Seconds that a server that was ready may leave /health unanswered before it counts as hung."""
 
 ENDING = 5.0
-"""Seconds that a server which has closed its port gets to end: a killed one with much memory is not gone at once."""
+"""Seconds that a server which is ending gets to tell its exit code: the threads of a killed one with much memory go one
+after another, and its port may be closed, or its first thread gone, before the last is."""
 
 _LOG_KEPT = 128 * 1024 * 1024
 _LOG_READ = 8 * 1024 * 1024
@@ -233,9 +234,9 @@ class Server:
     def _explain(
         self, child: children.Child, *, under_load: bool = False, hung: bool = False, closed: bool = False
     ) -> Failure:
-        code = children.exit_code(child, within=ENDING if closed else 0.0)
-        failure = failures.explain(code, _tail(self.log), "", under_load=under_load, hung=hung)
         gone = closed or not children.alive(child)
+        code = children.exit_code(child, within=ENDING if gone else 0.0)
+        failure = failures.explain(code, _tail(self.log), "", under_load=under_load, hung=hung)
         if code is None and gone and failure.kind is FailureKind.UNKNOWN:
             # Only the agent that launched it could have learned how it ended.
             cause = f"it ended by itself or by a signal, while its log names no error: {failure.cause}"
