@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -67,7 +67,9 @@ def test_eight_tunings_at_once_end_as_they_should_with_no_failed_request(
     }
     second_manager(kube, "scaled")
     before = {name: kube.get(DEPLOYMENTS, name, NAMESPACE)["spec"] for name in deleted}
-    with ExitStack() as stack:
+    with ExitStack() as after, ExitStack() as stack:
+        # Its GPUs are wanted by other tests.
+        after.callback(kubectl, "-n", NAMESPACE, "delete", "deployment,service", *urls, "--wait=false")
         traffic = {name: stack.enter_context(Traffic(url, clients=1).running()) for name, url in urls.items()}
         all_of_them(
             partial(approved_over_rest, kube, prometheus),
@@ -79,6 +81,11 @@ def test_eight_tunings_at_once_end_as_they_should_with_no_failed_request(
         failures = {name: clients.failures for name, clients in traffic.items() if clients.failures}
         assert failures == {}
         outages_while_it_rolls(kube, server)
+        judge(kube, traffic, before)
+
+
+def judge(kube: Kube, traffic: Mapping[str, Traffic], before: Mapping[str, Json]) -> None:
+    """Every target as its story wants it, and nothing left of any."""
     for name, clients in traffic.items():
         assert clients.answered["all"] > 200, name
     for name, serving in {"chat": 2, "shell": 2, "scaled": 3, "faults": 2}.items():
@@ -93,9 +100,6 @@ def test_eight_tunings_at_once_end_as_they_should_with_no_failed_request(
         for field in ("paused", "strategy", "minReadySeconds", "replicas"):
             assert after.get(field) == spec.get(field), (name, field)
         assert after["template"]["spec"] == spec["template"]["spec"], name
-    kubectl(
-        "-n", NAMESPACE, "delete", "deployment,service", *urls, "--wait=false"
-    )  # its GPUs are wanted by other tests
 
 
 def all_of_them(*stories: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds; a cluster on a slow machine takes its time."""
 
 

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ GPU = "nvidia.com/gpu"
 
 
 def container(args: list[str], **more: object) -> Json:
-    """The simulator as a vLLM container: ready by /health, forgotten by every node before it ends."""
+    """A simulated vLLM: ready by /health, forgotten by every node (a busy one takes seconds) before it ends."""
     return {
         "name": "vllm",
         "image": IMAGE,
@@ -38,7 +39,7 @@ def container(args: list[str], **more: object) -> Json:
             "timeoutSeconds": 5,
             "failureThreshold": 5,
         },
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "4"]}}},
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "8"]}}},
         **more,
     }
 
@@ -100,10 +101,13 @@ class Traffic:
                 try:
                     answer = client.post(f"{self._url}/v1/completions", json=body)
                     if answer.status_code != 200 or not answer.json()["choices"]:
-                        self.failures.append(f"{answer.status_code} {answer.text[:200]}")
+                        self._failed(f"{answer.status_code} {answer.text[:200]}")
                     self.answered["all"] += 1
                 except (httpx.HTTPError, ValueError) as error:
-                    self.failures.append(repr(error))
+                    self._failed(repr(error))
+
+    def _failed(self, how: str) -> None:
+        self.failures.append(f"{time.strftime('%H:%M:%S')} {how}")
 
     @contextmanager
     def running(self) -> Iterator["Traffic"]:
