@@ -9,7 +9,7 @@ import pytest
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.profile import Histogram, Source, TrafficProfile
-from tunewright.domain.state import Failure, FailureKind, TrialOutcome, TrialPurpose, TrialRecord
+from tunewright.domain.state import Failure, FailureKind, StartMemory, TrialOutcome, TrialPurpose, TrialRecord
 from tunewright.domain.tuning import Load, Search
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.failures import explain
@@ -77,6 +77,25 @@ def test_streams_that_the_spec_names_count_more_than_what_was_seen():
     first = OptunaProposer(Search(include=("max_num_seqs",)), HYBRID, load).propose(small, trials, quiet)
     assert first.candidate.values["max_num_seqs"] == 32, first
     assert first.reason == "room for twice the 16 requests at a time"
+
+
+def test_facts_that_come_to_be_known_later_count_from_then_on():
+    """The image answers while the baseline is measured; the GPU's memory is told by the first server's log."""
+    known = [ModelFacts()]
+    proposer = OptunaProposer(Search(include=["max_num_seqs", "mamba_backend"]), lambda: known[0])
+    first = trial(0, BASELINE, 1000.0)
+    told = first.model_copy(update={"memory": StartMemory(available_kv_gib=60.0, device_gib=139.8)})
+    assert proposer._facts_with([told]).gpu_memory_gib == 139.8
+    assert proposer._facts_with([first]).gpu_memory_gib is None
+    tried = []
+    for _ in range(2):
+        trials, values = [told], set()
+        while (proposal := proposer.propose(BASELINE, trials, None)) is not None:
+            values |= set(proposal.candidate.values.items())
+            trials.append(trial(len(trials), proposal.candidate, 900.0))
+        tried.append(("mamba_backend", "flashinfer") in values)
+        known[0] = HYBRID
+    assert tried == [False, True]
 
 
 def test_the_first_trials_are_chosen():

@@ -74,6 +74,7 @@ class StartMemory(Model):
     available_kv_gib: float | None = Field(default=None, description="GiB left for the KV cache, per GPU.")
     kv_cache_tokens: int | None = Field(default=None, description="Tokens that the KV cache holds.")
     max_concurrency: float | None = Field(default=None, description="Requests of full length that it holds at once.")
+    device_gib: float | None = Field(default=None, description="GiB of one GPU's whole memory.")
 
 
 class TrialPurpose(StrEnum):

@@ -1,9 +1,7 @@
 """What is known of the model and the machine. Every fact may be unknown; a rule that needs an unknown one is silent."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tunewright.domain.candidate import KnobValue
@@ -29,19 +27,7 @@ class ModelFacts:
     gpu_name: str | None = None
     vllm_version: str | None = None
     flags: BinaryFlags | None = None  # of the very binary in use; None: the catalogue's versions hold
-
-
-def read_facts(folder: Path, machine: ModelFacts | None = None) -> ModelFacts:
-    """Facts of the model in `folder`, beside what is known of the machine.
-
-    A folder without a readable `config.json` (a model named by its hub id) leaves the model's facts unknown.
-    """
-    known = machine or ModelFacts()
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return known
-    return from_config(config, known) if isinstance(config, dict) else known
+    flags_unknown: str = ""  # why there are none
 
 
 def from_config(config: Mapping[str, Any], machine: ModelFacts | None = None) -> ModelFacts:
@@ -51,7 +37,8 @@ def from_config(config: Mapping[str, Any], machine: ModelFacts | None = None) ->
     text = {**config, **inner} if isinstance(inner, dict) else dict(config)
     names = config.get("architectures") or text.get("architectures") or []
     experts = _first(text, "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-    return ModelFacts(
+    return replace(
+        known,
         architecture=str(names[0]) if names else None,
         family=_family(text, experts),
         attention_heads=_first(text, "num_attention_heads"),
@@ -60,12 +47,6 @@ def from_config(config: Mapping[str, Any], machine: ModelFacts | None = None) ->
         experts=experts or 0,
         context_length=_first(text, "max_position_embeddings", "max_seq_len", "seq_length", "n_positions"),
         mtp_layers=_first(text, "num_nextn_predict_layers", "mtp_num_hidden_layers", "n_predict") or 0,
-        gpu_count=known.gpu_count,
-        gpu_memory_gib=known.gpu_memory_gib,
-        compute_capability=known.compute_capability,
-        gpu_name=known.gpu_name,
-        vllm_version=known.vllm_version,
-        flags=known.flags,
     )
 
 

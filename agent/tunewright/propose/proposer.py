@@ -36,12 +36,14 @@ _UNITS = ({"speculative_method", "num_speculative_tokens"},)
 class OptunaProposer:
     """The proposer on an Optuna study. Raises `Refused` at once when the search names what does not exist.
 
+    `facts` are of the model and the machine, or are asked for at each proposal where they come to be known later.
     `load` tells what the trials will send, where the spec says so and not the traffic.
     """
 
-    def __init__(self, search: Search, facts: ModelFacts, load: Load | None = None) -> None:
+    def __init__(self, search: Search, facts: ModelFacts | Callable[[], ModelFacts], load: Load | None = None) -> None:
         check_search(search)
-        self._search, self._facts = search, facts
+        self._search = search
+        self._told_facts = facts
         self._load = load or Load()
         self._exhausted: tuple[Candidate, tuple[TrialRecord, ...]] | None = None
 
@@ -133,11 +135,15 @@ class OptunaProposer:
         return [name for name, (own, _) in changed.items() if own is not None and is_lossy(name, own)]
 
     def _facts_with(self, trials: Sequence[TrialRecord]) -> ModelFacts:
-        """The facts, with the version that answered in the trials where it was not known before."""
-        if self._facts.vllm_version is not None:
-            return self._facts
+        """The facts, with what the trials' own servers told where it was not known before: version and GPU memory."""
+        facts = self._told_facts if isinstance(self._told_facts, ModelFacts) else self._told_facts()
         versions = [trial.measurement.vllm_version for trial in trials if trial.measurement is not None]
-        return replace(self._facts, vllm_version=versions[-1]) if versions else self._facts
+        if facts.vllm_version is None and versions:
+            facts = replace(facts, vllm_version=versions[-1])
+        memory = [trial.memory.device_gib for trial in trials if trial.memory is not None and trial.memory.device_gib]
+        if facts.gpu_memory_gib is None and memory:
+            facts = replace(facts, gpu_memory_gib=memory[0])
+        return facts
 
 
 def _as_sent(profile: TrafficProfile | None, load: Load) -> TrafficProfile | None:
