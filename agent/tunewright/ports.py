@@ -11,7 +11,7 @@ from typing import Protocol
 
 from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate, KnobValue
-from tunewright.domain.measurement import Measurement
+from tunewright.domain.measurement import Interim, Measurement
 from tunewright.domain.profile import TrafficProfile
 from tunewright.domain.recipe import Recipe
 from tunewright.domain.state import Decision, Failure, StartMemory, TrialRecord, TuningRecord
@@ -114,6 +114,7 @@ class ServerStatus:
     url: str | None = None
     version: str | None = None
     start_seconds: float | None = None
+    """From launch to the first completion; while it starts, so far (None: it waits for its node)."""
     effective: Mapping[str, KnobValue] = field(default_factory=dict)
     surprises: Sequence[str] = ()
     failure: Failure | None = None
@@ -170,6 +171,8 @@ class LoadRequest:
     quality_max_tokens: int = 0
     prompts: Sequence[QualityPrompt] = ()
     api_key_file: str | None = None
+    interim: bool = False
+    """Whether estimates are wanted before the window is over."""
 
 
 class LoadPhase(StrEnum):
@@ -190,6 +193,7 @@ class LoadStatus:
     progress: float = 0.0
     measurement: Measurement | None = None
     answers: Sequence[Answer] = ()
+    interim: Interim | None = None
 
 
 class LoadTest(Protocol):

@@ -12,7 +12,7 @@ from tunewright.controller.context import Context
 from tunewright.controller.reconcile import reconcile
 from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate
-from tunewright.domain.measurement import Estimate, GeneratorHealth, Latency, Measurement
+from tunewright.domain.measurement import Estimate, GeneratorHealth, Interim, Latency, Measurement
 from tunewright.domain.phases import TERMINAL
 from tunewright.domain.profile import Source
 from tunewright.domain.recipe import Recipe
@@ -245,7 +245,7 @@ class FakeSpare:
             del self.world.servers[trial_id]
             return ServerStatus(ServerPhase.ABSENT)
         if self.world.clock.now() - since < behaviour.start:
-            return ServerStatus(ServerPhase.STARTING)
+            return ServerStatus(ServerPhase.STARTING, start_seconds=self.world.clock.now() - since)
         loaded = trial_id in self.world.loads and self.world.clock.now() - self.world.loads[trial_id][1] > 1
         if behaviour.failure and (not behaviour.fails_under_load or loaded):
             return ServerStatus(ServerPhase.FAILED, failure=behaviour.failure)
@@ -288,8 +288,10 @@ class FakeLoad:
         if held is None:
             return LoadStatus(LoadPhase.ABSENT)
         request, since = held
-        if self.world.clock.now() - since < request.duration:
-            return LoadStatus(LoadPhase.RUNNING)
+        passed = self.world.clock.now() - since
+        if passed < request.duration:
+            told = request.interim and passed >= request.duration / 2 and run_id in self.world.servers
+            return LoadStatus(LoadPhase.RUNNING, interim=self._interim(run_id, passed) if told else None)
         if run_id not in self.world.servers:
             return LoadStatus(LoadPhase.FAILED, detail="connection refused")
         candidate, _, _, slot = self.world.servers[run_id]
@@ -302,6 +304,15 @@ class FakeLoad:
             measurement=measured(self.world.behaviour(candidate), factor, self.world.clock.now()),
             answers=answers,
         )
+
+    def _interim(self, run_id: str, passed: float) -> Interim:
+        """As the whole run will measure it, over what has passed; latencies to a tenth."""
+        candidate = self.world.servers[run_id][0]
+        factor = self.world.noise(candidate.hash, self.world.runs.get(candidate.hash, 0) + 1)
+        whole = measured(self.world.behaviour(candidate), factor, self.world.clock.now())
+        names = [(name, p) for name in ("ttft", "tpot", "itl", "e2e") for p in ("p50", "p95", "p99")]
+        least = {f"{name}{p.upper()}": 0.9 * whole.latency(name, p) for name, p in names}  # type: ignore[arg-type]
+        return Interim(measurement=whole.model_copy(update={"duration": passed}), at_least=least)
 
     def cancel(self, run_id: str) -> None:
         self.world.loads.pop(run_id, None)

@@ -106,6 +106,7 @@ class TrialView(Model):
     objective: float | None = Field(description="Larger is better, also when minimizing.")
     slo_margin: float | None = Field(description="Smallest (bound - value) / bound over the SLO; negative: missed.")
     failure: Failure | None
+    stopped: str | None = Field(description="Why its load test was ended early; its figures are an estimate then.")
     effective: dict[str, KnobValue] = Field(description="Knobs as the server reported them.")
     surprises: tuple[str, ...] = Field(description="Knobs that the server changed silently.")
     measurement: Measurement | None

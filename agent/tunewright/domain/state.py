@@ -100,6 +100,7 @@ class TrialOutcome(StrEnum):
 
     COMPLETE = "complete"  # measured, and it meets the SLO
     INFEASIBLE = "infeasible"  # measured but misses the SLO, or the candidate can't run here
+    STOPPED = "stopped"  # ended early, with an estimate: it can't be the best, or can't meet the SLO; never chosen
     FAILED = "failed"  # by the machine's fault, more often than it is tried again
 
 
@@ -126,6 +127,7 @@ class TrialRecord(Model):
     measurement: Measurement | None = None
     answers: tuple[Answer, ...] = Field(default=(), description="Greedy answers, for the quality gate.")
     failure: Failure | None = None
+    stopped: str | None = Field(default=None, description="Why its load test was ended before its time.")
     objective: float | None = Field(default=None, description="Larger is better, also when minimizing.")
     slo_margin: float | None = Field(
         default=None, description="Smallest (bound − value) / bound over the SLO; negative: missed."

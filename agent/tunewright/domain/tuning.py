@@ -289,6 +289,10 @@ class Search(Model):
     exclude: tuple[str, ...] = Field(default=(), description="Leave these knobs as the baseline has them.")
     pin: dict[str, str] = Field(default_factory=dict, description="Set these knobs to a value in every candidate.")
     allow_lossy: bool = Field(default=False, description="Try knobs that can change answers, as a KV cache in FP8.")
+    early_stop: bool = Field(
+        default=True,
+        description="End a trial as soon as its interval says that it can't be the best, or can't meet the SLO.",
+    )
     seed: int = Field(default=1, ge=0, description="Seed of the search.")
 
     @model_validator(mode="after")
@@ -363,7 +367,7 @@ class TuningSpec(Model):
         How many spares there are decides when results come, not what they are.
         """
         fields = {"target", "spare", "metrics", "objective", "slo", "load", "search", "quality"}
-        others = {"objective": {"api_price_per_million_tokens"}, "spare": {"parallelism"}}
+        others = {"objective": {"api_price_per_million_tokens"}, "spare": {"parallelism"}, "search": {"early_stop"}}
         return content_hash(self.model_dump(mode="json", include=fields, exclude=others))
 
     @model_validator(mode="after")

@@ -33,7 +33,12 @@ _LONG_NAMES = {
     "itl": "Inter-token latency (ITL)",
     "e2e": "Whole request (E2E)",
 }
-_KINDS = {TrialOutcome.COMPLETE: "good", TrialOutcome.INFEASIBLE: "warn", TrialOutcome.FAILED: "bad"}
+_KINDS = {
+    TrialOutcome.COMPLETE: "good",
+    TrialOutcome.INFEASIBLE: "warn",
+    TrialOutcome.STOPPED: "plain",
+    TrialOutcome.FAILED: "bad",
+}
 
 
 def trials_section(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
@@ -86,7 +91,8 @@ def trials_section(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
 
 
 def _why(trial: TrialRecord) -> Raw:
-    return el("div", trial.reason, cls="note") if trial.reason else Raw("")
+    told = [trial.reason, f"Ended early: {trial.stopped}" if trial.stopped else ""]
+    return join(el("div", text, cls="note") for text in told if text)
 
 
 def _outcome(trial: TrialRecord) -> Raw:
