@@ -247,7 +247,7 @@ class Cluster:
             owner = Owner(record.name, view.uid)
             known = (shape, *self._make_context(namespace, record.tuning, owner, view))
             self._contexts[key] = known
-        return replace(known[1], store=view)
+        return replace(known[1], store=view, others=self.stores.of(namespace))
 
     def _make_context(
         self, namespace: str, tuning: Tuning, owner: Owner, view: Pass

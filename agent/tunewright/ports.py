@@ -14,7 +14,7 @@ from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.measurement import Interim, Measurement
 from tunewright.domain.profile import TrafficProfile
 from tunewright.domain.recipe import Recipe
-from tunewright.domain.state import Decision, Failure, StartMemory, TrialRecord, TuningRecord
+from tunewright.domain.state import Decision, Earlier, Failure, StartMemory, TrialRecord, TuningRecord
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Workload
 
@@ -324,12 +324,17 @@ class Proposer(Protocol):
     """Space, history and seed to the next candidate; without state of its own, so it can't disagree with the trials."""
 
     def propose(
-        self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
+        self,
+        baseline: Candidate,
+        trials: Sequence[TrialRecord],
+        profile: TrafficProfile | None,
+        earlier: Sequence[Earlier] = (),
     ) -> Proposal | None:
         """A candidate that was not tried yet and is statically valid; None when the space is exhausted.
 
         Trials that still run are among `trials`: they are not proposed again, and count as if they had come out as
         expected.
+        `earlier` is what tunings before this one measured: a prior.
         """
         ...
 

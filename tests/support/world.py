@@ -467,7 +467,9 @@ class FakeProposer:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def propose(self, baseline: Candidate, trials: Sequence[TrialRecord], profile: object) -> Proposal | None:
+    def propose(
+        self, baseline: Candidate, trials: Sequence[TrialRecord], profile: object, earlier: object = ()
+    ) -> Proposal | None:
         tried = {t.candidate.hash for t in trials if t.purpose == "search"}
         left = [c for c in self.world.proposals if c.hash not in tried]
         return Proposal(left[0], "next of the list") if left else None

@@ -56,7 +56,7 @@ def searching(record: TuningRecord, context: Context) -> Step:
         return step
     ended = _budget_ended(record, trials, now)
     if ended is None:
-        proposal = context.proposer.propose(record.baseline or Candidate(), trials, record.profile)
+        proposal = context.proposer.propose(record.baseline or Candidate(), trials, record.profile, record.earlier)
         if proposal is not None:
             new = trial.new_trial(trials, proposal.candidate, TrialPurpose.SEARCH, proposal.reason, slot=free[0])
             context.store.save_trial(record.name, new)

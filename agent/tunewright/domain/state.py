@@ -142,6 +142,20 @@ class TrialRecord(Model):
         return (self.finished_at or self.phase_since) - self.created_at if self.created_at else 0.0
 
 
+class Earlier(Model):
+    """A trial of an earlier tuning of the same target: a prior for the search, never a result."""
+
+    tuning: str = Field(description="The run that it was part of: its name and when it began.")
+    trial: str
+    at: float
+    candidate: Candidate
+    version: str | None = Field(description="vLLM's, as the trial's measurement told it.")
+    objective: float | None = Field(description="By the objective of the tuning that it is a prior of.")
+    slo_margin: float | None
+    failed: bool = Field(description="It did not run, by the candidate's own fault.")
+    memory: StartMemory | None = None
+
+
 class ConfirmStatus(StrEnum):
     """What the confirming runs say of a finalist."""
 
@@ -229,6 +243,9 @@ class TuningRecord(Model):
     baseline: Candidate | None = None
     baseline_noise: float | None = Field(default=None, description="Log-sd between fresh starts, when known.")
     search_since: float | None = None
+    earlier: tuple[Earlier, ...] = Field(default=(), description="What earlier tunings of this target measured.")
+    earlier_by: str = Field(default="", description="Objective and SLO by which they were judged.")
+    target_key: str = Field(default="", description="What is tuned, by which earlier tunings are found.")
     finalists: tuple[Finalist, ...] = ()
     winner: Candidate | None = None
     recipe: Recipe | None = Field(default=None, description="How the winner would be set by hand.")

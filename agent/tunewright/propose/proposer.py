@@ -7,7 +7,7 @@ from itertools import product
 
 from tunewright.domain.candidate import Candidate, content_hash
 from tunewright.domain.profile import TrafficProfile
-from tunewright.domain.state import TrialOutcome, TrialRecord
+from tunewright.domain.state import Earlier, TrialOutcome, TrialRecord
 from tunewright.domain.tuning import Load, Search
 from tunewright.knobs.catalogue import is_lossy
 from tunewright.knobs.facts import ModelFacts
@@ -18,6 +18,7 @@ from tunewright.propose.encoding import Encoding
 from tunewright.propose.lessons import Lessons
 from tunewright.propose.memory import MemoryModel
 from tunewright.propose.model import Observation, best, draw, observations
+from tunewright.propose.prior import Prior
 from tunewright.propose.space import Space, build_space, check_search
 from tunewright.propose.starts import starts
 
@@ -48,7 +49,11 @@ class OptunaProposer:
         self._exhausted: tuple[Candidate, tuple[TrialRecord, ...]] | None = None
 
     def propose(
-        self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
+        self,
+        baseline: Candidate,
+        trials: Sequence[TrialRecord],
+        profile: TrafficProfile | None,
+        earlier: Sequence[Earlier] = (),
     ) -> Proposal | None:
         """A candidate that was not tried yet and may run; None when the space is exhausted."""
         asked = (baseline, tuple(trials))
@@ -62,9 +67,10 @@ class OptunaProposer:
         self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
     ) -> Proposal | None:
         facts = self._facts_with(trials)
+        prior = Prior.of(earlier, trials)
         space = build_space(self._search, facts, baseline, trials)
         lessons = Lessons(trials, space.defaults)
-        memory = MemoryModel(trials, Encoding(space), facts)
+        memory = MemoryModel(trials, Encoding(space), facts, prior.memory)
         searched = [axis.name for axis in space.axes]
 
         def fitted(candidate: Candidate) -> Candidate:
@@ -72,10 +78,11 @@ class OptunaProposer:
 
         def usable(candidate: Candidate) -> bool:
             fresh = candidate.hash not in lessons.tried and candidate != baseline
-            known = not fresh or lessons.objection(candidate) or problems(candidate, facts)
+            known = not fresh or candidate.hash in prior.failed
+            known = known or bool(lessons.objection(candidate) or problems(candidate, facts))
             return not known and memory.chance(candidate) >= _LIKELY_TO_START
 
-        for proposal in self._ideas(space, usable, baseline, trials, profile, facts):
+        for proposal in self._ideas(space, usable, baseline, trials, profile, facts, prior):
             clamped = fitted(proposal.candidate)
             if usable(clamped):
                 told = "" if clamped == proposal.candidate else ", within the bounds that earlier starts told"
@@ -90,11 +97,15 @@ class OptunaProposer:
         trials: Sequence[TrialRecord],
         profile: TrafficProfile | None,
         facts: ModelFacts,
+        prior: Prior,
     ) -> Iterator[Proposal]:
         """Everything worth asking about, the most promising first; finite."""
-        yield from starts(space, baseline, trials, profile, facts)
+        if prior.best is not None:
+            yield Proposal(space.tidy({**space.fixed, **prior.best.values}), "the best of an earlier tuning")
+        if not prior.tells_enough:
+            yield from starts(space, baseline, trials, profile, facts)
         seed = int(content_hash([self._search.seed, len(trials)]), 16) % 2**31
-        drawn = draw(space, trials, profile, facts, usable, seed)
+        drawn = draw(space, trials, profile, facts, usable, seed, prior)
         if drawn is not None:
             yield Proposal(drawn.candidate, f"expected to give {drawn.gain:+.0%} ± {drawn.sd:.0%} over the best so far")
         seen = observations(trials)
