@@ -23,7 +23,7 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices are small: threads only wait for each other
 
-from benchmarks.search_arms import ARMS, WHOLE, incumbent, run
+from benchmarks.search_arms import ARMS, WARM, WHOLE, incumbent, run
 from benchmarks.search_plot import plot
 from benchmarks.search_world import CASES, SLO_TOLERANCE, Case, Run, World, case_for
 
@@ -47,7 +47,7 @@ class Result:
     failed: int
     regret: dict[int, float]
     curve: list[tuple[float, float]]
-    saved: float  # GPU minutes that early stops spared
+    saved: float = 0.0  # GPU minutes that early stops spared
 
 
 def score(arm: str, seed: int, one: Run, optimum: float, budget: float) -> Result:
@@ -205,7 +205,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for perturb in given.perturb:
         for case in cases:
             row = measure(
-                case, perturb, given.seeds, given.arm or [arm for arm in ARMS if arm != WHOLE], given.budget, given.jobs
+                case,
+                perturb,
+                given.seeds,
+                given.arm or [arm for arm in ARMS if arm not in (WHOLE, WARM)],
+                given.budget,
+                given.jobs,
             )
             rows.append(row)
             print(table(row), flush=True)
