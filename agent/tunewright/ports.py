@@ -338,6 +338,10 @@ class Proposer(Protocol):
         """
         ...
 
+    def objection(self, candidate: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> str | None:
+        """Why a candidate that a person asked for can't run here; None when it may."""
+        ...
+
     def simplify(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Candidate:
         """`winner` without the knobs whose effect is within noise as far as the trials can tell."""
         ...

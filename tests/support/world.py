@@ -116,6 +116,7 @@ class World:
         self.prompts: tuple[QualityPrompt, ...] | Refused = ()
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ("helm owns the arguments",)
+        self.objections: dict[str, str] = {}
 
     def behaviour(self, candidate: Candidate) -> Behaviour:
         return self.behaviours.get(candidate.hash, Behaviour())
@@ -473,6 +474,9 @@ class FakeProposer:
         tried = {t.candidate.hash for t in trials if t.purpose == "search"}
         left = [c for c in self.world.proposals if c.hash not in tried]
         return Proposal(left[0], "next of the list") if left else None
+
+    def objection(self, candidate: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> str | None:
+        return self.world.objections.get(candidate.hash)
 
     def simplify(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Candidate:
         return winner

@@ -193,13 +193,22 @@ class Finalist(Model):
 class Decision(Model):
     """What a person (or the mode `auto`) decided. Every decision is kept."""
 
-    action: Literal["approve", "reject", "suspend", "resume", "abort", "rollback"]
+    action: Literal["approve", "reject", "suspend", "resume", "abort", "rollback", "propose"]
     at: float
     by: str
     reason: str = ""
     candidate: str = Field(default="", description="Hash of the candidate that was decided on.")
     spec: str = Field(default="", description="specHash at that moment.")
     baseline: str = Field(default="", description="Hash of the baseline at that moment.")
+    values: dict[str, str] = Field(default_factory=dict, description="Of `propose`: the knobs to be tried, as text.")
+
+
+class Wish(Model):
+    """A candidate that a person asked for."""
+
+    values: dict[str, str]
+    by: str
+    at: float
 
 
 class PromotionState(Model):
@@ -246,6 +255,7 @@ class TuningRecord(Model):
     earlier: tuple[Earlier, ...] = Field(default=(), description="What earlier tunings of this target measured.")
     earlier_by: str = Field(default="", description="Objective and SLO by which they were judged.")
     target_key: str = Field(default="", description="What is tuned, by which earlier tunings are found.")
+    proposed: tuple[Wish, ...] = Field(default=(), description="Candidates that people asked for, in order.")
     finalists: tuple[Finalist, ...] = ()
     winner: Candidate | None = None
     recipe: Recipe | None = Field(default=None, description="How the winner would be set by hand.")

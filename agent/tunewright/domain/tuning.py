@@ -2,9 +2,9 @@
 
 from enum import StrEnum
 from itertools import combinations, pairwise
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tunewright.domain.candidate import content_hash
 from tunewright.domain.measurement import LatencyName, PercentileName
@@ -16,7 +16,15 @@ from tunewright.domain.units import Duration, Percentage, format_duration
 LATENCIES: tuple[LatencyName, ...] = ("ttft", "tpot", "itl", "e2e")
 PERCENTILES: tuple[PercentileName, ...] = ("p50", "p90", "p95", "p99")
 MAX_SPARES = 16
+KnobText = Annotated[str, BeforeValidator(lambda value: _as_text(value))]
+"""A knob's value as text; plain numbers and booleans of a file are taken too."""
 _URL = r"^https?://[^\s/?#]+(/[^\s?#]*)?$"
+
+
+def _as_text(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
 
 
 class Metadata(Model):
@@ -287,7 +295,12 @@ class Search(Model):
 
     include: tuple[str, ...] = Field(default=(), description="Search only these knobs; all that apply when empty.")
     exclude: tuple[str, ...] = Field(default=(), description="Leave these knobs as the baseline has them.")
-    pin: dict[str, str] = Field(default_factory=dict, description="Set these knobs to a value in every candidate.")
+    pin: dict[str, KnobText] = Field(default_factory=dict, description="Set these knobs to a value in every candidate.")
+    candidates: tuple[dict[str, KnobText], ...] = Field(
+        default=(),
+        max_length=50,
+        description="Try these first, each laid over what production runs: `- {max_num_seqs: 64}`.",
+    )
     allow_lossy: bool = Field(default=False, description="Try knobs that can change answers, as a KV cache in FP8.")
     early_stop: bool = Field(
         default=True,
@@ -367,7 +380,11 @@ class TuningSpec(Model):
         How many spares there are decides when results come, not what they are.
         """
         fields = {"target", "spare", "metrics", "objective", "slo", "load", "search", "quality"}
-        others = {"objective": {"api_price_per_million_tokens"}, "spare": {"parallelism"}, "search": {"early_stop"}}
+        others = {
+            "objective": {"api_price_per_million_tokens"},
+            "spare": {"parallelism"},
+            "search": {"early_stop", "candidates"},
+        }
         return content_hash(self.model_dump(mode="json", include=fields, exclude=others))
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from tunewright.knobs.catalogue import is_lossy
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.validity import problems
 from tunewright.ports import Proposal
+from tunewright.propose.asked import read_asked
 from tunewright.propose.effects import Effect, effects_of, fit_effects
 from tunewright.propose.encoding import Encoding
 from tunewright.propose.lessons import Lessons
@@ -43,6 +44,8 @@ class OptunaProposer:
 
     def __init__(self, search: Search, facts: ModelFacts | Callable[[], ModelFacts], load: Load | None = None) -> None:
         check_search(search)
+        for index, values in enumerate(search.candidates):
+            read_asked(search, values, f"spec.search.candidates[{index}]")
         self._search = search
         self._told_facts = facts
         self._load = load or Load()
@@ -111,6 +114,16 @@ class OptunaProposer:
         seen = observations(trials)
         yield from _neighbours(space, seen, random.Random(seed))
         yield from _everything(space, random.Random(seed))
+
+    def objection(self, candidate: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> str | None:
+        """Why a candidate that a person asked for can't run here; None when it may.
+
+        What is only unlikely, as for want of memory, is tried: a person may know better.
+        """
+        if candidate == baseline:
+            return "it is what production runs"
+        found = problems(candidate, self._facts_with(trials))
+        return "; ".join(found) or None
 
     def simplify(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Candidate:
         """`winner` without the knobs that the trials show to be worth no more than the noise.
