@@ -346,6 +346,10 @@ class Proposer(Protocol):
         """`winner` without the knobs whose effect is within noise as far as the trials can tell."""
         ...
 
+    def rungs(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Sequence[Candidate]:
+        """What is between baseline and winner, each with one change more than the one before, the largest first."""
+        ...
+
     def lossy(self, candidate: Candidate, baseline: Candidate) -> Sequence[str]:
         """The knobs by which `candidate` can change answers where `baseline` does not."""
         ...

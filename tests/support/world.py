@@ -481,6 +481,11 @@ class FakeProposer:
     def simplify(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Candidate:
         return winner
 
+    def rungs(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Sequence[Candidate]:
+        changes = list(winner.differences(baseline))[:-1]
+        steps = [changes[: count + 1] for count in range(len(changes))]
+        return [Candidate(values={**baseline.values, **{k: winner.values[k] for k in step}}) for step in steps]
+
     def lossy(self, candidate: Candidate, baseline: Candidate) -> Sequence[str]:
         return self.world.lossy
 

@@ -83,6 +83,7 @@ class TrialPurpose(StrEnum):
     BASELINE = "baseline"
     SEARCH = "search"
     CONFIRM = "confirm"
+    LADDER = "ladder"  # a step from the baseline to the winner: what each change contributes
 
 
 class TrialPhase(StrEnum):
@@ -111,7 +112,7 @@ class TrialRecord(Model):
     number: int = Field(ge=0)
     purpose: TrialPurpose
     candidate: Candidate
-    round: int = Field(default=0, ge=0, description="Confirming round, from 1; 0 elsewhere.")
+    round: int = Field(default=0, ge=0, description="Confirming round or step of the ladder, from 1; 0 elsewhere.")
     reason: str = Field(default="", description="Why this candidate was proposed.")
     slot: int = Field(default=0, ge=0, description="The spare it runs on: 0, 1, … below `spare.parallelism`.")
     attempt: int = Field(default=1, ge=1, description="Counts launches; part of the name of each.")
@@ -135,6 +136,11 @@ class TrialRecord(Model):
     effective: dict[str, KnobValue] = Field(default_factory=dict, description="Knobs as the server reports them.")
     surprises: tuple[str, ...] = Field(default=(), description="Knobs that the server changed silently.")
     memory: StartMemory | None = Field(default=None, description="What the start logged of its memory.")
+
+    @property
+    def of_search(self) -> bool:
+        """Whether it is of the search or its baseline, not of what comes after."""
+        return self.purpose in (TrialPurpose.BASELINE, TrialPurpose.SEARCH)
 
     @property
     def gpu_seconds(self) -> float:
@@ -259,6 +265,9 @@ class TuningRecord(Model):
     finalists: tuple[Finalist, ...] = ()
     winner: Candidate | None = None
     recipe: Recipe | None = Field(default=None, description="How the winner would be set by hand.")
+    ladder: tuple[Candidate, ...] = Field(
+        default=(), description="What is measured between baseline and winner, each with one change more."
+    )
     simplified: bool = False
     promotion: PromotionState | None = None
     approval_since: float | None = None

@@ -56,6 +56,7 @@ def start_anew(record: TuningRecord, sentence: str, now: float) -> TuningRecord:
         "finalists": (),
         "winner": None,
         "recipe": None,
+        "ladder": (),
         "promotion": None,
         "approval_since": None,
         "notes": (),

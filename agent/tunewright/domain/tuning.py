@@ -336,6 +336,10 @@ class Confirm(Model):
     min_rounds: int = Field(default=3, ge=2, le=50, description="Fresh starts of each before a gain is settled.")
     max_rounds: int = Field(default=6, ge=2, le=50, description="Fresh starts of each before it is given up.")
     min_gain: Percentage = Field(default=0.05, description="A smaller gain is no improvement.")
+    ladder: bool = Field(
+        default=False,
+        description="Measure what each change of the winner contributes, one trial for each, before it is promoted.",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

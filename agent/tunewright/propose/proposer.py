@@ -153,6 +153,23 @@ class OptunaProposer:
             current, dropped = simpler, names
         return current
 
+    def rungs(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Sequence[Candidate]:
+        """The ladder between baseline and winner, the change worth most first, as far as the trials tell.
+
+        Knobs that only mean something together are one change; so is what vLLM would refuse without the next.
+        """
+        facts, fit = self._facts_with(trials), fit_effects(baseline, trials)
+        units = _units(winner, baseline)
+        if fit is not None:
+            units.sort(key=lambda names: -fit.middle(_effects(winner, baseline, names)))
+        found, current = [], baseline
+        for unit in units[:-1]:
+            for name in unit:
+                current = current.with_value(name, winner.values.get(name))
+            if not problems(current, facts):
+                found.append(current)
+        return found
+
     def lossy(self, candidate: Candidate, baseline: Candidate) -> Sequence[str]:
         """The knobs by which `candidate` can change answers where `baseline` does not."""
         changed = candidate.differences(baseline)

@@ -216,6 +216,8 @@ def trial_title(trial: TrialRecord) -> str:
             return f"baseline (trial {trial.number})"
         case TrialPurpose.CONFIRM:
             return f"round {trial.round} (trial {trial.number})"
+        case TrialPurpose.LADDER:
+            return f"ladder, step {trial.round} (trial {trial.number})"
         case TrialPurpose.SEARCH:
             return f"trial {trial.number}"
 

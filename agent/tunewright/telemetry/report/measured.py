@@ -44,7 +44,7 @@ _KINDS = {
 def trials_section(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     """The search: every trial in a chart over time and in a table."""
     objective, base = record.tuning.spec.objective, baseline_objective(trials)
-    shown = sorted((t for t in trials if t.purpose is not TrialPurpose.CONFIRM), key=lambda trial: trial.number)
+    shown = sorted((t for t in trials if t.of_search), key=lambda trial: trial.number)
     if not shown:
         return el("p", "No trial has been started yet.", cls="soft")
     points = [

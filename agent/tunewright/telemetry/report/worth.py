@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import LatencyName, PercentileName
 from tunewright.domain.state import TrialOutcome, TrialPurpose, TrialRecord, TuningRecord
 from tunewright.domain.tuning import LATENCIES, PERCENTILES
-from tunewright.telemetry.effects import Rung, knob_effects, ladder, together
+from tunewright.telemetry.effects import MeasuredRung, Rung, knob_effects, ladder, measured_ladder, together
 from tunewright.telemetry.facts import (
     difference_text,
     is_judged,
@@ -29,6 +30,9 @@ def ladder_section(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     against, objective = compared(record, trials), record.tuning.spec.objective
     if against is None or record.baseline is None:
         return el("p", "There is no candidate to take apart yet.", cls="soft")
+    measured = measured_ladder(objective, record.baseline, record.ladder, against[1], trials)
+    if measured:
+        return _measured(record, against[1], measured)
     rungs = ladder(objective, record.baseline, against[1], trials)
     if not rungs:
         return el("p", "Too little was measured to tell the changes apart.", cls="soft")
@@ -87,6 +91,55 @@ def ladder_section(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     )  # fmt: skip
 
 
+def _measured(record: TuningRecord, winner: Candidate, rungs: Sequence[MeasuredRung]) -> Raw:
+    """The ladder as it was measured, change by change."""
+    objective, baseline = record.tuning.spec.objective, record.baseline or Candidate()
+    lead = leading_finalist(record)
+    confirmed = lead.gain.estimate if lead and lead.gain and lead.candidate.hash == winner.hash else None
+
+    def name(rung: MeasuredRung) -> str:
+        return ", ".join(
+            f"{knob} {knob_text(baseline.values.get(knob))} → {knob_text(winner.values.get(knob))}"
+            for knob in rung.changes
+        )
+
+    starts = [0.0, *(rung.so_far for rung in rungs)]
+    steps = [
+        Step(
+            label=name(rung),
+            worth=rung.gain,
+            start=start,
+            end=rung.so_far,
+            low=together(objective, start, rung.low),
+            high=together(objective, start, rung.high),
+        )
+        for start, rung in zip(starts, rungs, strict=False)
+    ]
+    drawn = all(abs(value) < _CAN_BE_DRAWN for step in steps for value in (step.start, step.end))
+    rows = [
+        (
+            name(rung),
+            percent(rung.gain),
+            f"{percent(rung.low)} to {percent(rung.high)}",
+            percent(rung.so_far),
+            rung.runs,
+        )
+        for rung in rungs
+    ]
+    heads = ("Change", "Worth on top of those before", "90 % interval", "All up to here", "Fresh starts")
+    note = (
+        "Measured after the confirming rounds, each step from a fresh start; first what seemed worth most. "
+        "A change is worth what it adds to those before it: in another order it may be worth more or less."
+    )
+    return join(
+        (
+            el("p", note, cls="note"),
+            ladder_chart(steps, confirmed) if drawn else Raw(""),
+            table("Contributions, measured", heads, rows, (1, 2, 3, 4)),
+        )
+    )
+
+
 def _name(record: TuningRecord, rung: Rung) -> str:
     old = record.baseline.values.get(rung.effect.knob) if record.baseline is not None else None
     return f"{rung.effect.knob} {knob_text(old)} → {knob_text(rung.effect.value)}"
@@ -94,7 +147,7 @@ def _name(record: TuningRecord, rung: Rung) -> str:
 
 def tradeoff_section(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     """Output tokens/s of each trial against a latency, and which trials no other one beats in both."""
-    shown = [trial for trial in trials if trial.purpose is not TrialPurpose.CONFIRM and is_judged(trial)]
+    shown = [trial for trial in trials if trial.of_search and is_judged(trial)]
     if not shown:
         return el("p", "Nothing has been measured yet.", cls="soft")
     latency, percentile = latency_of(record)
