@@ -14,7 +14,7 @@ from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.measurement import Interim, Measurement
 from tunewright.domain.profile import TrafficProfile
 from tunewright.domain.recipe import Recipe
-from tunewright.domain.state import Decision, Earlier, Failure, StartMemory, TrialRecord, TuningRecord
+from tunewright.domain.state import Decision, Earlier, Failure, SearchInputs, StartMemory, TrialRecord, TuningRecord
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Workload
 
@@ -336,6 +336,10 @@ class Proposer(Protocol):
         expected.
         `earlier` is what tunings before this one measured: a prior.
         """
+        ...
+
+    def inputs(self, baseline: Candidate, trials: Sequence[TrialRecord]) -> SearchInputs:
+        """What is known and what is left alone, for people."""
         ...
 
     def objection(self, candidate: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> str | None:

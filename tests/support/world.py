@@ -16,7 +16,7 @@ from tunewright.domain.measurement import Estimate, GeneratorHealth, Interim, La
 from tunewright.domain.phases import TERMINAL
 from tunewright.domain.profile import Source
 from tunewright.domain.recipe import Recipe
-from tunewright.domain.state import Failure, FailureKind, TrialRecord, TuningRecord
+from tunewright.domain.state import Failure, FailureKind, SearchInputs, TrialRecord, TuningRecord
 from tunewright.domain.tuning import Tuning
 from tunewright.ports import (
     LoadPhase,
@@ -474,6 +474,9 @@ class FakeProposer:
         tried = {t.candidate.hash for t in trials if t.purpose == "search"}
         left = [c for c in self.world.proposals if c.hash not in tried]
         return Proposal(left[0], "next of the list") if left else None
+
+    def inputs(self, baseline: Candidate, trials: Sequence[TrialRecord]) -> SearchInputs:
+        return SearchInputs(version="0.32.0", not_tuned=("--api-server-count",))
 
     def objection(self, candidate: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> str | None:
         return self.world.objections.get(candidate.hash)

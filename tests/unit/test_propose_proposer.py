@@ -11,6 +11,7 @@ from tunewright.domain.candidate import Candidate
 from tunewright.domain.profile import Histogram, Source, TrafficProfile
 from tunewright.domain.state import Failure, FailureKind, StartMemory, TrialOutcome, TrialPurpose, TrialRecord
 from tunewright.domain.tuning import Load, Search
+from tunewright.knobs.binary import BinaryFlags, Flag
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.failures import explain
 from tunewright.knobs.knob import Family
@@ -96,6 +97,20 @@ def test_facts_that_come_to_be_known_later_count_from_then_on():
         tried.append(("mamba_backend", "flashinfer") in values)
         known[0] = HYBRID
     assert tried == [False, True]
+
+
+def test_what_the_search_knows_is_told_for_people():
+    flags = BinaryFlags({f"--{name}": Flag() for name in ("max-num-seqs", "novel-flag", "no-novel-flag")})
+    told = OptunaProposer(Search(), replace(HYBRID, flags=flags)).inputs(BASELINE, [])
+    assert told.version == "0.32.0"
+    assert told.gpu == "1 × NVIDIA H200 with 139.8 GiB (compute capability 9)"
+    assert told.model.startswith("hybrid, 32 attention heads, 128 experts")
+    assert told.searched == ("max_num_seqs", "omp_num_threads")
+    assert "max_num_batched_tokens" in told.missing
+    assert told.not_tuned == ("--novel-flag",)
+    unknown = OptunaProposer(Search(), ModelFacts(flags_unknown="no python3 in the image")).inputs(BASELINE, [])
+    assert (unknown.model, unknown.gpu, unknown.not_tuned) == ("", "", ())
+    assert unknown.flags_unknown == "no python3 in the image"
 
 
 def test_the_first_trials_are_chosen():

@@ -15,6 +15,7 @@ from tunewright.api.promotion import PromotionView, promotion_view
 from tunewright.api.views import (
     PREFIX,
     DecisionList,
+    ParetoView,
     TrialList,
     TrialView,
     TuningList,
@@ -22,6 +23,7 @@ from tunewright.api.views import (
     TuningView,
     collection,
     decision_views,
+    pareto_view,
     summary,
     trial_view,
     tuning_view,
@@ -235,6 +237,11 @@ def router(stores: Stores, clock: Clock, report: Report | None) -> APIRouter:
             return recommendation(known(namespace, name).record, form)
         except Refused as refusal:
             raise ProblemError("not-found", str(refusal)) from refusal
+
+    @routes.get("/tunings/{name}/pareto", summary="Read the Pareto front of what was measured", tags=["trials"])
+    def read_pareto(namespace: In, name: Name) -> ParetoView:
+        found = known(namespace, name)
+        return pareto_view(found.record, found.store.trials(name))
 
     @routes.get("/tunings/{name}/decisions", summary="List who decided what, when and why", tags=["promotion"])
     def list_decisions(

@@ -46,7 +46,9 @@ def baselining(record: TuningRecord, context: Context) -> Step:
         return Step(enter(record, Phase.FAILED, sentence, now), None)
     sentence = f"The baseline gives {_value(record, done)} on the spare; searching for better."
     source = done.measurement.source if record.source is None and done.measurement else record.source
-    return Step(enter(record, Phase.SEARCHING, sentence, now, search_since=now, source=source), 0.0)
+    inputs = context.proposer.inputs(baseline, trials)
+    begun: dict[str, object] = {"search_since": now, "source": source, "inputs": inputs}
+    return Step(enter(record, Phase.SEARCHING, sentence, now, **begun), 0.0)
 
 
 def searching(record: TuningRecord, context: Context) -> Step:

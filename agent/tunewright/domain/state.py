@@ -162,6 +162,19 @@ class Earlier(Model):
     memory: StartMemory | None = None
 
 
+class SearchInputs(Model):
+    """What the search knew when it began; empty where it was not known."""
+
+    version: str = Field(default="", description="vLLM's.")
+    model: str = ""
+    gpu: str = ""
+    searched: tuple[str, ...] = Field(default=(), description="Knobs of which other values are tried.")
+    flags_unknown: str = Field(default="", description="Why vLLM's own flags could not be asked; empty: they were.")
+    missing: tuple[str, ...] = Field(default=(), description="Knobs that this vLLM does not have: never passed.")
+    renamed: dict[str, str] = Field(default_factory=dict, description="Of these, those it has under another flag.")
+    not_tuned: tuple[str, ...] = Field(default=(), description="Flags of this vLLM that no knob stands for.")
+
+
 class ConfirmStatus(StrEnum):
     """What the confirming runs say of a finalist."""
 
@@ -258,6 +271,7 @@ class TuningRecord(Model):
     baseline: Candidate | None = None
     baseline_noise: float | None = Field(default=None, description="Log-sd between fresh starts, when known.")
     search_since: float | None = None
+    inputs: SearchInputs | None = Field(default=None, description="What the search knew when it began.")
     earlier: tuple[Earlier, ...] = Field(default=(), description="What earlier tunings of this target measured.")
     earlier_by: str = Field(default="", description="Objective and SLO by which they were judged.")
     target_key: str = Field(default="", description="What is tuned, by which earlier tunings are found.")

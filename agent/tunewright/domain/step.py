@@ -53,6 +53,7 @@ def start_anew(record: TuningRecord, sentence: str, now: float) -> TuningRecord:
         "profile": None,
         "baseline": None,
         "search_since": None,
+        "inputs": None,
         "finalists": (),
         "winner": None,
         "recipe": None,

@@ -160,6 +160,18 @@ class Objective(Model):
         ]
         | None
     ) = Field(default=None, description="A latency percentile of the load test.")  # fmt: skip
+    pareto: tuple[
+        Literal[
+            "outputTokensPerSecond", "goodput",
+            "ttftP50", "ttftP90", "ttftP95", "ttftP99", "tpotP50", "tpotP90", "tpotP95", "tpotP99",
+            "itlP50", "itlP90", "itlP95", "itlP99", "e2eP50", "e2eP90", "e2eP95", "e2eP99",
+        ],
+        ...,
+    ] = Field(
+        default=(),
+        max_length=4,
+        description="Measures of which the report and the API show the Pareto front; the objective alone decides.",
+    )  # fmt: skip
     gpu_price_per_hour: float | None = Field(default=None, gt=0, description="Price of one GPU hour, in dollars.")
     api_price_per_million_tokens: float | None = Field(
         default=None, gt=0, description="What an API charges for a million output tokens, in dollars: for the report."
@@ -169,6 +181,8 @@ class Objective(Model):
     def _one(self) -> Self:
         if (self.maximize is None) == (self.minimize is None):
             raise ValueError("name exactly one of maximize and minimize")
+        if len(self.pareto) == 1 or len(set(self.pareto)) < len(self.pareto):
+            raise ValueError("pareto names two to four different measures")
         if self.maximize == "tokensPerDollar" and self.gpu_price_per_hour is None:
             raise ValueError("tokensPerDollar needs gpuPricePerHour")
         return self
@@ -385,7 +399,7 @@ class TuningSpec(Model):
         """
         fields = {"target", "spare", "metrics", "objective", "slo", "load", "search", "quality"}
         others = {
-            "objective": {"api_price_per_million_tokens"},
+            "objective": {"api_price_per_million_tokens", "pareto"},
             "spare": {"parallelism"},
             "search": {"early_stop", "candidates"},
         }

@@ -29,6 +29,27 @@ class ModelFacts:
     flags: BinaryFlags | None = None  # of the very binary in use; None: the catalogue's versions hold
     flags_unknown: str = ""  # why there are none
 
+    @property
+    def told_model(self) -> str:
+        """The model in a few words; empty where it is not known."""
+        parts = [self.architecture, self.family.value if self.family else None]
+        counts = (("layers", self.layers), ("attention heads", self.attention_heads), ("experts", self.experts),
+                  ("MTP layers", self.mtp_layers), ("tokens of context", self.context_length))  # fmt: skip
+        return ", ".join([*(part for part in parts if part), *(f"{n:,} {what}" for what, n in counts if n)])
+
+    @property
+    def told_gpu(self) -> str:
+        """The GPUs of one server in a few words; empty where they are not known."""
+        if self.gpu_count == 0:
+            return "none"
+        parts = [
+            f"{self.gpu_count} ×" if self.gpu_count else "",
+            self.gpu_name or ("GPU" if self.gpu_count or self.gpu_memory_gib else ""),
+            f"with {self.gpu_memory_gib:g} GiB" if self.gpu_memory_gib else "",
+            f"(compute capability {self.compute_capability:g})" if self.compute_capability else "",
+        ]
+        return " ".join(part for part in parts if part)
+
 
 def from_config(config: Mapping[str, Any], machine: ModelFacts | None = None) -> ModelFacts:
     """Facts that a model's `config.json` tells; the text part of a multi-modal model counts."""

@@ -7,7 +7,7 @@ from itertools import product
 
 from tunewright.domain.candidate import Candidate, content_hash
 from tunewright.domain.profile import TrafficProfile
-from tunewright.domain.state import Earlier, TrialOutcome, TrialRecord
+from tunewright.domain.state import Earlier, SearchInputs, TrialOutcome, TrialRecord
 from tunewright.domain.tuning import Load, Search
 from tunewright.knobs.catalogue import is_lossy
 from tunewright.knobs.facts import ModelFacts
@@ -114,6 +114,21 @@ class OptunaProposer:
         seen = observations(trials)
         yield from _neighbours(space, seen, random.Random(seed))
         yield from _everything(space, random.Random(seed))
+
+    def inputs(self, baseline: Candidate, trials: Sequence[TrialRecord]) -> SearchInputs:
+        """What is known and what is left alone, for people."""
+        facts = self._facts_with(trials)
+        space, flags = build_space(self._search, facts, baseline, trials), facts.flags
+        return SearchInputs(
+            version=facts.vllm_version or "",
+            model=facts.told_model,
+            gpu=facts.told_gpu,
+            searched=tuple(axis.name for axis in space.axes),
+            flags_unknown=facts.flags_unknown if flags is None else "",
+            missing=tuple(flags.missing()) if flags is not None else (),
+            renamed=flags.renamed() if flags is not None else {},
+            not_tuned=tuple(flags.not_tuned()) if flags is not None else (),
+        )
 
     def objection(self, candidate: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> str | None:
         """Why a candidate that a person asked for can't run here; None when it may.
