@@ -249,9 +249,7 @@ class Cluster:
             self._contexts[key] = known
         return replace(known[1], store=view, others=self.stores.of(namespace))
 
-    def _make_context(
-        self, namespace: str, tuning: Tuning, owner: Owner, view: Pass
-    ) -> tuple[Context, ImageInquiry]:
+    def _make_context(self, namespace: str, tuning: Tuning, owner: Owner, view: Pass) -> tuple[Context, ImageInquiry]:
         spec = tuning.spec
         if spec.target.deployment is None:
             raise Refused(

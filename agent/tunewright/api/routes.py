@@ -304,9 +304,7 @@ def router(stores: Stores, clock: Clock, report: Report | None) -> APIRouter:
         except Refused as refusal:
             message = str(refusal).removeprefix("body.values: ")
             raise ProblemError("invalid", message, errors=[FieldError(field="body.values", message=message)]) from None
-        decision = bound(
-            found.record, "propose", at=clock.now(), by=by.name, reason=given.reason, values=given.values
-        )
+        decision = bound(found.record, "propose", at=clock.now(), by=by.name, reason=given.reason, values=given.values)
         return keep(found.store, found.record, decision, found.namespace)
 
     both = APIRouter(prefix=PREFIX, dependencies=[Depends(only_known_parameters)])

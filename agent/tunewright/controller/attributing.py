@@ -20,9 +20,7 @@ def begin(record: TuningRecord, winner: Candidate, trials: Sequence[TrialRecord]
     return Step(say(update(record, winner=winner, ladder=rungs), sentence), 0.0)
 
 
-def climb(
-    record: TuningRecord, trials: Sequence[TrialRecord], free: Sequence[int], context: Context
-) -> Step | None:
+def climb(record: TuningRecord, trials: Sequence[TrialRecord], free: Sequence[int], context: Context) -> Step | None:
     """Measure the next rung, each once from a fresh start on a free spare; None when all were begun."""
     tried = {t.candidate.hash for t in trials if t.purpose is TrialPurpose.LADDER}
     for number, rung in enumerate(record.ladder, 1):

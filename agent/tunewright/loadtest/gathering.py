@@ -41,9 +41,7 @@ def gather(
         may_split = _can_split(job, 2 * processes)
         try:
             if processes == 1:
-                session = Session(
-                    job, facts, observer, content_seed, api_key, tell, may_split=may_split, judge=judge
-                )
+                session = Session(job, facts, observer, content_seed, api_key, tell, may_split=may_split, judge=judge)
                 return _alone(session)
             return _together(job, processes, facts, observer, content_seed, api_key, tell, may_split)
         except TooBusy as busy:

@@ -49,7 +49,7 @@ class OptunaProposer:
         self._search = search
         self._told_facts = facts
         self._load = load or Load()
-        self._exhausted: tuple[Candidate, tuple[TrialRecord, ...]] | None = None
+        self._exhausted: tuple[Candidate, tuple[TrialRecord, ...], ModelFacts] | None = None
 
     def propose(
         self,
@@ -59,18 +59,22 @@ class OptunaProposer:
         earlier: Sequence[Earlier] = (),
     ) -> Proposal | None:
         """A candidate that was not tried yet and may run; None when the space is exhausted."""
-        asked = (baseline, tuple(trials))
+        facts = self._facts_with(trials)
+        asked = (baseline, tuple(trials), facts)
         if asked == self._exhausted:  # asked over and over while the last trials run, beside what is measured
             return None
-        proposal = self._propose(baseline, trials, _as_sent(profile, self._load))
+        proposal = self._propose(baseline, trials, _as_sent(profile, self._load), facts, Prior.of(earlier, trials))
         self._exhausted = asked if proposal is None else None
         return proposal
 
     def _propose(
-        self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
+        self,
+        baseline: Candidate,
+        trials: Sequence[TrialRecord],
+        profile: TrafficProfile | None,
+        facts: ModelFacts,
+        prior: Prior,
     ) -> Proposal | None:
-        facts = self._facts_with(trials)
-        prior = Prior.of(earlier, trials)
         space = build_space(self._search, facts, baseline, trials)
         lessons = Lessons(trials, space.defaults)
         memory = MemoryModel(trials, Encoding(space), facts, prior.memory)
