@@ -110,7 +110,12 @@ class Proposed(Model):
 
     values: Annotated[
         dict[Annotated[str, Field(pattern=KNOB)], Annotated[str, Field(pattern=REASON, max_length=200)]],
-        Field(min_length=1, max_length=50, description="Knob names of the catalogue with their values as text."),
+        Field(
+            min_length=1,
+            max_length=50,
+            description="Knob names of the catalogue with their values as text.",
+            json_schema_extra={"additionalProperties": False},  # keys of another pattern are refused
+        ),
     ]
     reason: Reason
 
