@@ -93,9 +93,8 @@ def put_back(trial: TrialRecord, context: Context) -> TrialRecord:
     """End a running trial so that it can be taken up again later; what was measured so far is lost."""
     context.load.cancel(run_id(trial))
     context.spare.cancel(run_id(trial))
-    return update(
-        trial, phase=TrialPhase.PENDING, attempt=trial.attempt + 1, measurement=None, failure=None, stopped=None
-    )
+    again: dict[str, object] = {"measurement": None, "answers": (), "failure": None, "stopped": None}
+    return update(trial, phase=TrialPhase.PENDING, attempt=trial.attempt + 1, **again)
 
 
 def spare_is_free(trials: Sequence[TrialRecord], context: Context) -> bool:
