@@ -10,11 +10,14 @@ import optuna
 from benchmarks.search_world import Run, World
 
 from tunewright.domain.candidate import Candidate, KnobValue
-from tunewright.domain.state import TrialOutcome, TrialRecord
+from tunewright.domain.state import Earlier, TrialOutcome, TrialRecord
 from tunewright.knobs.validity import problems
 from tunewright.propose.proposer import OptunaProposer
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+EARLIER_MOVED, EARLIER_LEVEL, EARLIER_S = 0.1, 0.7, 3600.0
+"""Log-sd of coefficients, and level, by which an earlier tuning's world differed; its budget in seconds."""
 
 MOST_TRIALS = 150
 """A run ends here too: at two minutes a trial no budget in use reaches it."""
@@ -22,7 +25,7 @@ MOST_TRIALS = 150
 
 def run(arm: str, world: World, seed: int, budget_s: float) -> Run:
     """One search: the baseline is measured first, whatever the arm, and paid for."""
-    one = Run(world, random.Random(f"noise {seed}"))
+    one = Run(world, random.Random(f"noise {seed}"), early_stop=arm in ("tunewright", WARM))
     one.trial(world.baseline, "what production runs now")
     for _ in ARMS[arm](one, seed):
         if one.seconds >= budget_s or len(one.trials) >= MOST_TRIALS:
@@ -30,12 +33,32 @@ def run(arm: str, world: World, seed: int, budget_s: float) -> Run:
     return one
 
 
-def ours(one: Run, seed: int) -> Iterator[TrialRecord]:
+def ours(one: Run, seed: int, earlier: tuple[Earlier, ...] = ()) -> Iterator[TrialRecord]:
     """Tunewright's proposer, as the product runs it."""
     world = one.world
     proposer = OptunaProposer(world.search.model_copy(update={"seed": seed}), world.facts)
-    while (proposal := proposer.propose(world.baseline, one.trials, world.traffic)) is not None:
+    while (proposal := proposer.propose(world.baseline, one.trials, world.traffic, earlier)) is not None:
         yield one.trial(proposal.candidate, proposal.reason)
+
+
+def warm(one: Run, seed: int) -> Iterator[TrialRecord]:
+    """The same after an earlier tuning of an hour, in a world whose coefficients and level were others."""
+    before = Run(World(one.world.case, EARLIER_MOVED, 1000 + seed), random.Random(f"earlier {seed}"))
+    before.trial(before.world.baseline, "what production ran")
+    for _ in ours(before, 1000 + seed):
+        if before.seconds >= EARLIER_S:
+            break
+    told = tuple(_earlier(trial) for trial in before.trials)
+    yield from ours(one, seed, told)
+
+
+def _earlier(trial: TrialRecord) -> Earlier:
+    return Earlier(
+        tuning="before", trial=trial.id, at=float(trial.number), candidate=trial.candidate,
+        version=trial.measurement.vllm_version if trial.measurement else None,
+        objective=trial.objective * EARLIER_LEVEL if trial.objective is not None else None,
+        slo_margin=trial.slo_margin, failed=trial.failure is not None, memory=trial.memory,
+    )  # fmt: skip
 
 
 def at_random(one: Run, seed: int) -> Iterator[TrialRecord]:
@@ -132,10 +155,14 @@ def _method(world: World) -> KnobValue | None:
     return axis.values[0] if axis is not None and axis.values else None
 
 
+WHOLE, WARM = "tunewright, whole windows", "tunewright, warm"
+"""Ours without the early stop, and after an earlier tuning; only run where they are asked for."""
+
 ARMS: dict[str, Callable[[Run, int], Iterator[TrialRecord]]] = {
     "tunewright": ours,     "random": at_random,
     "random, valid": at_random_valid,
  "tpe": tpe, "grid": grid, "one at a time": one_at_a_time,
+    WHOLE: ours, WARM: warm,
 }  # fmt: skip
 
 

@@ -12,19 +12,21 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.search_profiles import facts_of, flags_of, perturbed, traffic
 
 from tunewright.domain.candidate import Candidate, KnobValue
-from tunewright.domain.measurement import Estimate, GeneratorHealth, Latency, Measurement, ServerCounters
+from tunewright.domain.measurement import Estimate, GeneratorHealth, Interim, Latency, Measurement, ServerCounters
 from tunewright.domain.objective import judge
 from tunewright.domain.profile import Source
 from tunewright.domain.state import Failure, TrialOutcome, TrialPurpose, TrialRecord
-from tunewright.domain.tuning import Objective, Search, Slo
+from tunewright.domain.stopping import hopeless
+from tunewright.domain.tuning import LATENCIES, PERCENTILES, Objective, Search, Slo
 from tunewright.knobs import failures, readback
+from tunewright.loadtest.session import LOOKS
 from tunewright.propose.space import Space, build_space
 from tunewright.simulate.config import CONFIG, ENGINE, EngineConfig, StartFailure, resolve
 from tunewright.simulate.memory import plan
@@ -161,8 +163,10 @@ class World:
         told = judge(self.objective, self.case.slo, self.measurement(truth, 1.0, 0))
         return truth.tokens_per_s if told.margin >= -tolerance else 0.0
 
-    def measurement(self, truth: Truth, factor: float, seed: int) -> Measurement:
-        """A steady window of a server that runs `factor` times as fast as the truth."""
+    def measurement(
+        self, truth: Truth, factor: float, seed: int, *, window: float = MEASURE_S, sd: float = 0.01
+    ) -> Measurement:
+        """A steady window of a server that runs `factor` times as fast as the truth; `sd` of the rate, as a share."""
         workload = self.case.workload
         rate = truth.tokens_per_s * factor
         ttft, tpot = truth.ttft / factor, truth.tpot / factor
@@ -170,14 +174,14 @@ class World:
         e2e = ttft + tpot * workload.output_tokens
         nothing = GeneratorHealth(asked=workload.concurrency, achieved=workload.concurrency, schedule_lag_p99=0.0,
                                   cpu_share=0.1, merged_reads=0.0)  # fmt: skip
-        counters = ServerCounters(prompt_tokens=requests * workload.prompt_tokens * MEASURE_S,
-                                  generation_tokens=rate * MEASURE_S, finished_requests=requests * MEASURE_S,
+        counters = ServerCounters(prompt_tokens=requests * workload.prompt_tokens * window,
+                                  generation_tokens=rate * window, finished_requests=requests * window,
                                   preemptions=0.0)  # fmt: skip
-        count = max(1, int(requests * MEASURE_S))
+        count = max(1, int(requests * window))
         return Measurement(
-            started_at=0.0, duration=MEASURE_S, source=Source.SIMULATED, vllm_version="0.32.0+simulated", seed=seed,
+            started_at=0.0, duration=window, source=Source.SIMULATED, vllm_version="0.32.0+simulated", seed=seed,
             warmup=WARMUP_S, warmup_settled=True, completed=count, failed=0,
-            output_tokens_per_second=Estimate(value=rate, low=rate * 0.98, high=rate * 1.02),
+            output_tokens_per_second=Estimate(value=rate, low=rate * (1 - 1.96 * sd), high=rate * (1 + 1.96 * sd)),
             input_tokens_per_second=requests * workload.prompt_tokens, requests_per_second=requests,
             ttft=_latency(ttft, TTFT_P95, count), tpot=_latency(tpot, TPOT_P95, count),
             itl=_latency(tpot, TPOT_P95, count), e2e=_latency(e2e, TPOT_P95, count), generator=nothing, server=counters,
@@ -247,8 +251,9 @@ def _coarse(name: str, values: Sequence[KnobValue | None]) -> list[KnobValue | N
 class Run:
     """One search in one world: its clock, its caches and its noise."""
 
-    def __init__(self, world: World, rng: random.Random) -> None:
-        self.world, self._rng = world, rng
+    def __init__(self, world: World, rng: random.Random, *, early_stop: bool = False) -> None:
+        self.world, self._rng, self._early_stop = world, rng, early_stop
+        self.saved = 0.0  # seconds of measuring that early stops spared
         self.seconds = 0.0
         self.trials: list[TrialRecord] = []
         self._compiled: set[tuple[Any, ...]] = set()
@@ -260,24 +265,40 @@ class Run:
         start = self._start_seconds(candidate, truth)
         failure = _failure(truth) if truth.failure else None
         busy = start + STOP_S
+        measured, stopped = None, None
         if not truth.failure:
-            busy += WARMUP_S + MEASURE_S
+            measured, stopped = self._measure(truth, number)
+            self.saved += MEASURE_S - measured.duration
+            busy += WARMUP_S + measured.duration
         elif truth.stage == "load":
             busy += OOM_AFTER_S
         self.seconds += busy
-        measured = None
-        if failure is None:
-            noise = self.world.profile.noise
-            within = noise.within * math.sqrt(min(1.0, 2 * noise.drift_s / MEASURE_S))
-            factor = math.exp(self._rng.gauss(0, noise.between) + self._rng.gauss(0, within))
-            measured = self.world.measurement(truth, factor, number)
-        record = self._record(candidate, reason, number, began, start, failure, measured)
+        record = self._record(candidate, reason, number, began, start, failure, measured, stopped)
         self.trials.append(record)
         return record
 
+    def _measure(self, truth: Truth, number: int) -> tuple[Measurement, str | None]:
+        """One window; where a search stops early, the part of it after which that is clear, and why."""
+        world, noise = self.world, self.world.profile.noise
+        start = self._rng.gauss(0, noise.between)
+        rest = self._rng.gauss(0, 1)  # drawn whether or not it is stopped: the same world for every search
+
+        def after(window: float) -> Measurement:
+            sd = noise.within * math.sqrt(min(1.0, 2 * noise.drift_s / window))
+            return world.measurement(truth, math.exp(start + sd * rest), number, window=window, sd=max(sd, 0.002))
+
+        done = [t.objective for t in self.trials if t.outcome is TrialOutcome.COMPLETE and t.objective is not None]
+        for share in LOOKS if self._early_stop and number else ():
+            part = after(share * MEASURE_S)
+            interim = Interim(measurement=part, at_least=_at_least(part))
+            why = hopeless(world.objective, world.case.slo, max(done, default=None), interim)
+            if why is not None:
+                return part, why
+        return after(MEASURE_S), None
+
     def _record(
         self, candidate: Candidate, reason: str, number: int, began: float, start: float, failure: Failure | None,
-        measured: Measurement | None,
+        measured: Measurement | None, stopped: str | None,
     ) -> TrialRecord:  # fmt: skip
         world = self.world
         told = judge(world.objective, world.case.slo, measured) if measured is not None else None
@@ -288,7 +309,8 @@ class Run:
             id=f"{number:03d}-{candidate.hash}", number=number, candidate=candidate, reason=reason,
             purpose=TrialPurpose.SEARCH if number else TrialPurpose.BASELINE,
             created_at=1.0 + began, finished_at=1.0 + self.seconds, start_seconds=start if failure is None else None,
-            outcome=TrialOutcome.COMPLETE if complete else TrialOutcome.INFEASIBLE,
+            outcome=TrialOutcome.STOPPED if stopped else TrialOutcome.COMPLETE if complete else TrialOutcome.INFEASIBLE,
+            stopped=stopped,
             measurement=measured, failure=failure, objective=told.value if told else None,
             slo_margin=told.margin if told else None, effective=effective, memory=memory,
         )  # fmt: skip
@@ -337,3 +359,18 @@ def _latency(mean: float, p95: float, count: int) -> Latency:
     return Latency(
         count=count, mean=mean, p50=mean, p90=mean * (1 + 0.8 * (p95 - 1)), p95=mean * p95, p99=mean * p95 * 1.3
     )
+
+
+def _at_least(part: Measurement) -> dict[str, float]:
+    """Percentiles that are surely reached, by the order statistics of so many requests, as the load test has them."""
+    found = {}
+    for name in LATENCIES:
+        latency: Latency = getattr(part, name)
+        known = ((0.0, 0.0), (0.5, latency.p50), (0.9, latency.p90), (0.95, latency.p95), (0.99, latency.p99))
+        for percentile in PERCENTILES:
+            q, n = int(percentile[1:]) / 100, latency.count
+            rank = (n * q - 3 * math.sqrt(n * q * (1 - q))) / n
+            for (low, below), (high, above) in pairwise(known):
+                if low < rank <= high:
+                    found[f"{name}{percentile.upper()}"] = below + (above - below) * (rank - low) / (high - low)
+    return found

@@ -15,10 +15,9 @@ from tunewright.controller.manager import Manager
 from tunewright.controller.reconcile import reconcile
 from tunewright.domain.answers import QualityPrompt
 from tunewright.domain.candidate import Candidate
-from tunewright.domain.phases import TERMINAL
+from tunewright.domain.phases import TERMINAL, Phase
 from tunewright.domain.state import TrialRecord, TuningRecord
 from tunewright.domain.tuning import Tuning
-from tunewright.knobs.facts import ModelFacts
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.errors import NotFound
 from tunewright.kube.lease import LeaderElection, Role
@@ -27,6 +26,7 @@ from tunewright.kube.resources import CONFIG_MAPS, TRIALS, TUNINGS
 from tunewright.kube.wakes import TRIALS_PAGE, Wakes
 from tunewright.observe.prometheus import PrometheusSource
 from tunewright.platform.kubernetes.abandoned import release_abandoned
+from tunewright.platform.kubernetes.inquiry import ImageInquiry
 from tunewright.platform.kubernetes.loadpod import KubernetesLoadTest, LoadPodSettings
 from tunewright.platform.kubernetes.names import Owner
 from tunewright.platform.kubernetes.prober import Prober
@@ -53,6 +53,8 @@ NEIGHBOUR = 10.0
 CALLS = 16
 """Calls of the loop to the API server at once: more would only wait there."""
 PROMPTS_KEY = "prompts.jsonl"
+_ASKED_IN = frozenset({Phase.PENDING, Phase.PROFILING, Phase.BASELINING, Phase.SEARCHING})
+"""Phases in which image and model are asked: long before the search wants to know, mostly."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Cluster:
         )
         for resource, watcher in self.wakes.watchers.items():
             self.metrics.instruments.watches(resource, watcher.silent_for)
-        self._contexts: dict[Key, tuple[str, Context]] = {}
+        self._contexts: dict[Key, tuple[str, Context, ImageInquiry]] = {}
         self._left: dict[str, str] = {}
         self._term, self._beginning = 0, threading.Lock()
 
@@ -186,6 +188,11 @@ class Cluster:
             context = self._context(key[0], record, view)
         except Refused as refusal:
             return self._cannot_be_run(record, view, refusal)
+        inquiry = self._contexts[key][2]
+        if record.phase in _ASKED_IN:
+            inquiry.look()
+        else:
+            inquiry.end()
         again = reconcile(key[1], context)
         if again is None or again == 0.0:
             return again
@@ -238,11 +245,11 @@ class Cluster:
         known = self._contexts.get(key)
         if known is None or known[0] != shape:
             owner = Owner(record.name, view.uid)
-            known = (shape, self._make_context(namespace, record.tuning, owner, view))
+            known = (shape, *self._make_context(namespace, record.tuning, owner, view))
             self._contexts[key] = known
-        return replace(known[1], store=view)
+        return replace(known[1], store=view, others=self.stores.of(namespace))
 
-    def _make_context(self, namespace: str, tuning: Tuning, owner: Owner, view: Pass) -> Context:
+    def _make_context(self, namespace: str, tuning: Tuning, owner: Owner, view: Pass) -> tuple[Context, ImageInquiry]:
         spec = tuning.spec
         if spec.target.deployment is None:
             raise Refused(
@@ -274,7 +281,8 @@ class Cluster:
             canary_labels=spec.promotion.canary.labels,
             cold_start=lambda candidate: first_start(self.trials.of((namespace, owner.name), owner.uid), candidate),
         )
-        return Context(
+        inquiry = ImageInquiry(self.kube, owner, ref, self.clock, overrides)
+        context = Context(
             clock=self.clock,
             store=view,
             metrics=WatchedSource(
@@ -297,9 +305,10 @@ class Cluster:
             ),
             load=KubernetesLoadTest(self.kube, owner, namespace, settings, self.clock, api_key=target.api_key),
             target=target,
-            proposer=OptunaProposer(spec.search, ModelFacts(), spec.load),
+            proposer=OptunaProposer(spec.search, inquiry.known, spec.load),
             prompts=partial(config_map_prompts, self.kube, namespace, spec.quality.prompts_config_map),
         )
+        return context, inquiry
 
 
 def config_map_prompts(kube: Kube, namespace: str, name: str | None) -> Sequence[QualityPrompt]:

@@ -1,6 +1,7 @@
 """One tuning on one machine: the adapters put together, and production supervised while the loop runs."""
 
 import json
+import os
 import sys
 import threading
 import time
@@ -19,8 +20,8 @@ from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION, Phase
 from tunewright.domain.state import TrialPhase, TrialRecord, TuningRecord
 from tunewright.domain.step import start_anew, update
 from tunewright.domain.tuning import Tuning
-from tunewright.knobs import binary
-from tunewright.knobs.facts import ModelFacts, read_facts
+from tunewright.knobs import asking, binary
+from tunewright.knobs.facts import ModelFacts, from_config
 from tunewright.loadtest.files import write_atomic
 from tunewright.observe.prometheus import PrometheusSource
 from tunewright.observe.scrape import ScrapeSource, ScrapeTarget
@@ -29,7 +30,7 @@ from tunewright.platform.process.command import Command
 from tunewright.platform.process.loadtest import ProcessLoadTest
 from tunewright.platform.process.machine import with_machine
 from tunewright.platform.process.offline import OfflineTarget
-from tunewright.platform.process.separate import shared_gpus, spare_environment
+from tunewright.platform.process.separate import shared_gpus, simulated, spare_environment
 from tunewright.platform.process.spare import ProcessSpare
 from tunewright.platform.process.target import ProcessTarget
 from tunewright.ports import Clock, LoadPhase, MetricsSource, PortError, Refused, Spare, Stop
@@ -350,25 +351,25 @@ def stop_servers(state: Path, tuning: Tuning, clock: Clock) -> bool:
 
 
 def asked_facts(tuning: Tuning, state: Path) -> ModelFacts:
-    """The model's facts, and the flags that the very vLLM in the command takes, as it says itself."""
+    """Facts of model and GPUs, and the flags that the very vLLM in the command takes, as it says itself."""
     spec = tuning.spec
     environment = {**spec.target.environment, **spec.spare.environment}
     command = Command(spec.spare.command or spec.target.command, environment)
     words, variables = command.filled(command.baseline, port=0, replica=spec.target.replicas)
-    flags, _ = binary.ask(words, variables, state / "binaries")
-    return replace(model_facts(tuning), flags=flags)
+    flags, unknown = binary.ask(words, variables, state / "binaries")
+    return replace(model_facts(tuning), flags=flags, flags_unknown=unknown)
 
 
 def model_facts(tuning: Tuning) -> ModelFacts:
-    """What the model's own `config.json` tells, where the command names a folder, and what the spare's GPUs are."""
+    """What the model's own `config.json` tells, where the command names its folder or a hub id that is cached, and what
+    the spare's GPUs are.
+    """
     spec = tuning.spec
-    return with_machine(_model(tuning), spare_environment(spec.target, spec.spare))
-
-
-def _model(tuning: Tuning) -> ModelFacts:
-    command = tuning.spec.spare.command or tuning.spec.target.command
-    for word, following in pairwise(command):
-        if word == "serve" and (Path(following) / "config.json").is_file():
-            return read_facts(Path(following))
-    named = next((following for word, following in pairwise(command) if word == "--model"), None)
-    return read_facts(Path(named)) if named else ModelFacts()
+    command = list(spec.spare.command or spec.target.command)
+    environment = spare_environment(spec.target, spec.spare)
+    named = next((following for word, following in pairwise(command) if word in ("serve", "--model")), None)
+    folder = next((following for word, following in pairwise(command) if word == "--download-dir"), "")
+    config = asking.config_of(named, {**os.environ, **environment}, folder) if named else None
+    known = from_config(config) if config is not None else ModelFacts()
+    # This machine's own GPUs are not a simulated server's.
+    return known if simulated(command) else with_machine(known, environment)

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate, KnobValue
-from tunewright.domain.measurement import Measurement
+from tunewright.domain.measurement import Interim, Measurement
 from tunewright.domain.profile import TrafficProfile
 from tunewright.domain.recipe import Recipe
-from tunewright.domain.state import Decision, Failure, StartMemory, TrialRecord, TuningRecord
+from tunewright.domain.state import Decision, Earlier, Failure, SearchInputs, StartMemory, TrialRecord, TuningRecord
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Workload
 
@@ -114,6 +114,7 @@ class ServerStatus:
     url: str | None = None
     version: str | None = None
     start_seconds: float | None = None
+    """From launch to the first completion; while it starts, so far (None: it waits for its node)."""
     effective: Mapping[str, KnobValue] = field(default_factory=dict)
     surprises: Sequence[str] = ()
     failure: Failure | None = None
@@ -170,6 +171,8 @@ class LoadRequest:
     quality_max_tokens: int = 0
     prompts: Sequence[QualityPrompt] = ()
     api_key_file: str | None = None
+    interim: bool = False
+    """Whether estimates are wanted before the window is over."""
 
 
 class LoadPhase(StrEnum):
@@ -190,6 +193,7 @@ class LoadStatus:
     progress: float = 0.0
     measurement: Measurement | None = None
     answers: Sequence[Answer] = ()
+    interim: Interim | None = None
 
 
 class LoadTest(Protocol):
@@ -320,17 +324,34 @@ class Proposer(Protocol):
     """Space, history and seed to the next candidate; without state of its own, so it can't disagree with the trials."""
 
     def propose(
-        self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
+        self,
+        baseline: Candidate,
+        trials: Sequence[TrialRecord],
+        profile: TrafficProfile | None,
+        earlier: Sequence[Earlier] = (),
     ) -> Proposal | None:
         """A candidate that was not tried yet and is statically valid; None when the space is exhausted.
 
         Trials that still run are among `trials`: they are not proposed again, and count as if they had come out as
         expected.
+        `earlier` is what tunings before this one measured: a prior.
         """
+        ...
+
+    def inputs(self, baseline: Candidate, trials: Sequence[TrialRecord]) -> SearchInputs:
+        """What is known and what is left alone, for people."""
+        ...
+
+    def objection(self, candidate: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> str | None:
+        """Why a candidate that a person asked for can't run here; None when it may."""
         ...
 
     def simplify(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Candidate:
         """`winner` without the knobs whose effect is within noise as far as the trials can tell."""
+        ...
+
+    def rungs(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Sequence[Candidate]:
+        """What is between baseline and winner, each with one change more than the one before, the largest first."""
         ...
 
     def lossy(self, candidate: Candidate, baseline: Candidate) -> Sequence[str]:

@@ -12,11 +12,11 @@ from tunewright.controller.context import Context
 from tunewright.controller.reconcile import reconcile
 from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate
-from tunewright.domain.measurement import Estimate, GeneratorHealth, Latency, Measurement
+from tunewright.domain.measurement import Estimate, GeneratorHealth, Interim, Latency, Measurement
 from tunewright.domain.phases import TERMINAL
 from tunewright.domain.profile import Source
 from tunewright.domain.recipe import Recipe
-from tunewright.domain.state import Failure, FailureKind, TrialRecord, TuningRecord
+from tunewright.domain.state import Failure, FailureKind, SearchInputs, TrialRecord, TuningRecord
 from tunewright.domain.tuning import Tuning
 from tunewright.ports import (
     LoadPhase,
@@ -116,6 +116,7 @@ class World:
         self.prompts: tuple[QualityPrompt, ...] | Refused = ()
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ("helm owns the arguments",)
+        self.objections: dict[str, str] = {}
 
     def behaviour(self, candidate: Candidate) -> Behaviour:
         return self.behaviours.get(candidate.hash, Behaviour())
@@ -245,7 +246,7 @@ class FakeSpare:
             del self.world.servers[trial_id]
             return ServerStatus(ServerPhase.ABSENT)
         if self.world.clock.now() - since < behaviour.start:
-            return ServerStatus(ServerPhase.STARTING)
+            return ServerStatus(ServerPhase.STARTING, start_seconds=self.world.clock.now() - since)
         loaded = trial_id in self.world.loads and self.world.clock.now() - self.world.loads[trial_id][1] > 1
         if behaviour.failure and (not behaviour.fails_under_load or loaded):
             return ServerStatus(ServerPhase.FAILED, failure=behaviour.failure)
@@ -288,8 +289,10 @@ class FakeLoad:
         if held is None:
             return LoadStatus(LoadPhase.ABSENT)
         request, since = held
-        if self.world.clock.now() - since < request.duration:
-            return LoadStatus(LoadPhase.RUNNING)
+        passed = self.world.clock.now() - since
+        if passed < request.duration:
+            told = request.interim and passed >= request.duration / 2 and run_id in self.world.servers
+            return LoadStatus(LoadPhase.RUNNING, interim=self._interim(run_id, passed) if told else None)
         if run_id not in self.world.servers:
             return LoadStatus(LoadPhase.FAILED, detail="connection refused")
         candidate, _, _, slot = self.world.servers[run_id]
@@ -302,6 +305,15 @@ class FakeLoad:
             measurement=measured(self.world.behaviour(candidate), factor, self.world.clock.now()),
             answers=answers,
         )
+
+    def _interim(self, run_id: str, passed: float) -> Interim:
+        """As the whole run will measure it, over what has passed; latencies to a tenth."""
+        candidate = self.world.servers[run_id][0]
+        factor = self.world.noise(candidate.hash, self.world.runs.get(candidate.hash, 0) + 1)
+        whole = measured(self.world.behaviour(candidate), factor, self.world.clock.now())
+        names = [(name, p) for name in ("ttft", "tpot", "itl", "e2e") for p in ("p50", "p95", "p99")]
+        least = {f"{name}{p.upper()}": 0.9 * whole.latency(name, p) for name, p in names}  # type: ignore[arg-type]
+        return Interim(measurement=whole.model_copy(update={"duration": passed}), at_least=least)
 
     def cancel(self, run_id: str) -> None:
         self.world.loads.pop(run_id, None)
@@ -456,13 +468,26 @@ class FakeProposer:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def propose(self, baseline: Candidate, trials: Sequence[TrialRecord], profile: object) -> Proposal | None:
+    def propose(
+        self, baseline: Candidate, trials: Sequence[TrialRecord], profile: object, earlier: object = ()
+    ) -> Proposal | None:
         tried = {t.candidate.hash for t in trials if t.purpose == "search"}
         left = [c for c in self.world.proposals if c.hash not in tried]
         return Proposal(left[0], "next of the list") if left else None
 
+    def inputs(self, baseline: Candidate, trials: Sequence[TrialRecord]) -> SearchInputs:
+        return SearchInputs(version="0.32.0", not_tuned=("--api-server-count",))
+
+    def objection(self, candidate: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> str | None:
+        return self.world.objections.get(candidate.hash)
+
     def simplify(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Candidate:
         return winner
+
+    def rungs(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Sequence[Candidate]:
+        changes = list(winner.differences(baseline))[:-1]
+        steps = [changes[: count + 1] for count in range(len(changes))]
+        return [Candidate(values={**baseline.values, **{k: winner.values[k] for k in step}}) for step in steps]
 
     def lossy(self, candidate: Candidate, baseline: Candidate) -> Sequence[str]:
         return self.world.lossy

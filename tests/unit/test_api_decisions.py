@@ -53,7 +53,7 @@ def test_an_approval_is_kept_and_grants(rest: Rest) -> None:
     body = rest.binding() | {"reason": "looks good"}
     answer = rest.post("/tunings/demo/approve", body)
     assert answer.status_code == 202
-    expected = {"action": "approve", "at": START + 5, "by": own_name()} | body
+    expected = {"action": "approve", "at": START + 5, "by": own_name(), "values": {}} | body
     assert answer.json() == expected
     assert [d.model_dump() for d in rest.store.decisions("demo")] == [expected]
     assert live_approval(record(rest)) is None, "the loop grants, not the API"
@@ -272,3 +272,35 @@ def test_decisions_are_listed_with_who_when_what_and_why(rest: Rest) -> None:
     assert [i["decision"]["at"] for i in rest_of_it["items"]] == [START + 2]
     assert rest_of_it["next"] is None
     assert len(rest.get("/tunings/demo/promotion").json()["pending"]) == 3
+
+
+CANDIDATES = "/tunings/demo/candidates"
+
+
+def test_a_candidate_is_asked_for_and_taken_up(rest: Rest) -> None:
+    change(rest, phase=Phase.SEARCHING, winner=None)
+    answer = rest.post(CANDIDATES, {"values": {"max_num_seqs": "96"}, "reason": "seen elsewhere"})
+    assert answer.status_code == 202
+    assert answer.json()["values"] == {"max_num_seqs": "96"}
+    (wish,) = loop_takes_up(rest).proposed
+    assert (wish.values, wish.by) == ({"max_num_seqs": "96"}, own_name())
+    change(rest, phase=Phase.CONFIRMING)
+    problem(rest.post(CANDIDATES, {"values": {"max_num_seqs": "64"}, "reason": "late"}), 409, "not-now")
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"max_num_seq": "64"}, "did you mean max_num_seqs"),
+        ({"max_num_seqs": "many"}, "is not a number"),
+        ({"kv_cache_dtype": "fp8"}, "allowLossy"),
+        ({}, "at least 1"),
+        ({"max_num_seqs": 64}, "string"),
+        ({"; rm": "1"}, "knob's name"),
+    ],
+)
+def test_a_candidate_that_makes_no_sense_is_invalid(rest: Rest, values: Any, told: str) -> None:
+    change(rest, phase=Phase.SEARCHING, winner=None)
+    found = problem(rest.post(CANDIDATES, {"values": values, "reason": "x"}), 422, "invalid")
+    assert told in json.dumps(found)
+    assert rest.store.decisions("demo") == []

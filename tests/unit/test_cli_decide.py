@@ -120,3 +120,34 @@ def test_a_store_that_may_only_be_read_is_refused(tmp_path: Path, monkeypatch: p
     result = RUNNER.invoke(app, ["approve", "demo", "--state", str(state)])
     assert result.exit_code == Exit.USAGE, result.stderr
     assert "check its rights" in result.stderr
+
+
+def test_a_candidate_is_asked_for_with_its_knobs(tmp_path: Path) -> None:
+    state = stored(tmp_path, waiting(phase=Phase.SEARCHING))
+    asked = ["propose", "demo", "max_num_seqs=64", "enable_prefix_caching=true", "--state", str(state)]
+    result = RUNNER.invoke(app, [*asked, "--reason", "seen elsewhere"])
+    assert result.exit_code == Exit.DONE, result.stderr
+    assert "propose of max_num_seqs 64, enable_prefix_caching true" in result.stdout
+    store = SqliteStore(state / "store.sqlite", Clock())
+    (kept,) = store.decisions("demo")
+    store.close()
+    assert (kept.action, kept.values) == ("propose", {"max_num_seqs": "64", "enable_prefix_caching": "true"})
+
+
+@pytest.mark.parametrize(
+    ("words", "phase", "code", "told"),
+    [
+        (["max_num_seq=64"], Phase.SEARCHING, Exit.REFUSED, "did you mean max_num_seqs"),
+        (["max_num_seqs=many"], Phase.SEARCHING, Exit.REFUSED, "is not a number"),
+        (["kv_cache_dtype=fp8"], Phase.SEARCHING, Exit.REFUSED, "allowLossy"),
+        (["max_num_seqs=64"], Phase.CONFIRMING, Exit.REFUSED, "the search is over"),
+        (["max_num_seqs"], Phase.SEARCHING, Exit.USAGE, "write each knob once"),
+        (["max_num_seqs=1", "max_num_seqs=2"], Phase.SEARCHING, Exit.USAGE, "write each knob once"),
+    ],
+)
+def test_a_candidate_that_makes_no_sense_is_refused(tmp_path: Path, words, phase, code, told) -> None:
+    state = stored(tmp_path, waiting(phase=phase))
+    result = RUNNER.invoke(app, ["propose", "demo", *words, "--state", str(state)])
+    assert result.exit_code == code
+    assert told in result.stderr
+    assert decided(state) == []

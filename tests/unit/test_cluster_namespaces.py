@@ -111,7 +111,7 @@ def test_each_tuning_is_driven_in_its_own_namespace(fake: FakeCluster) -> None:
     for namespace, other in ((A[0], B[0]), (B[0], A[0])):
         assert status(fake, namespace)["phase"] == "Baselining"
         roles = [pod["metadata"]["labels"].get("tunewright.dev/role") for pod in fake.list(PODS, namespace).items]
-        assert sorted(roles, key=str) == [None, None, "load", "trial"], "production, the trial and its load test"
+        assert sorted(roles, key=str) == [None, None, "facts", "load", "trial"], "production, and three pods"
         assert len(names(fake, CONFIG_MAPS, namespace)) == 1
         assert {event["involvedObject"]["namespace"] for event in fake.list(EVENTS, namespace).items} == {namespace}
         assert {event["reason"] for event in fake.list(EVENTS, namespace).items} >= {"Profiling", "Baselining"}

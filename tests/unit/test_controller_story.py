@@ -12,7 +12,7 @@ from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import TOUCHES_PRODUCTION, Phase
 from tunewright.domain.profile import Source
-from tunewright.domain.state import Decision, TuningRecord
+from tunewright.domain.state import Decision, TrialPhase, TuningRecord
 from tunewright.ports import LoadStatus, Refused
 
 
@@ -335,6 +335,23 @@ def test_three_starts_of_each_side_answer_and_no_more() -> None:
     answered = [t.candidate.hash for t in world.trials_now("demo") if t.answers]
     assert (answered.count(BASELINE.hash), answered.count(BEST.hash)) == (3, 3)
     assert len([t for t in world.trials_now("demo") if t.purpose == "confirm"]) >= 10
+
+
+def test_a_start_that_is_held_after_it_answered_answers_again() -> None:
+    world = World()
+    world.lossy = ("kv_cache_dtype",)
+    world.create(tuning(confirm={"finalists": 1, "minRounds": 3, "maxRounds": 4, "minGain": "5%"}))
+
+    def third_answered(_record: TuningRecord) -> bool:
+        given = [t for t in world.trials_now("demo") if t.answers]
+        return len(given) == 6 and given[-1].phase is TrialPhase.STOPPING
+
+    assert third_answered(world.run(until=third_answered))
+    decide(world, "suspend")
+    world.run(until=lambda r: r.suspended_since is not None)
+    decide(world, "resume")
+    assert world.run(until=ended_or_waits).phase is Phase.AWAITING_APPROVAL
+    assert len([t for t in world.trials_now("demo") if t.answers]) == 6
 
 
 def test_the_user_s_prompts_are_sent(world: World) -> None:

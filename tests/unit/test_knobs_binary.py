@@ -116,3 +116,14 @@ def test_a_program_that_hangs_is_given_up(tmp_path):
     found, why = ask([str(program), "serve"], {}, tmp_path / "cache", timeout=0.2)
     assert found is None
     assert "did not answer" in why
+
+
+def test_a_knob_under_another_name_is_told_and_not_passed(flags):
+    """Where a version keeps only the other spelling of a flag."""
+    old = without(flags, "--gpu-memory-utilization")
+    knob = CATALOGUE["gpu_memory_utilization"]
+    assert flags.renamed() == {}
+    assert old.renamed() == {"gpu_memory_utilization": "--device-memory-utilization"}
+    assert not old.takes(knob)
+    assert build_space(Search(), replace(FACTS, flags=old), Candidate()).axis("gpu_memory_utilization") is None
+    assert without(old, "--device-memory-utilization").renamed() == {}

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tunewright.knobs.facts import ModelFacts, default_value, from_config, read_facts
+from tunewright.knobs import asking
+from tunewright.knobs.facts import ModelFacts, default_value, from_config
 from tunewright.knobs.knob import Family
 
 
@@ -14,7 +15,7 @@ def test_a_dense_model(tmp_path):
         "num_hidden_layers": 36, "max_position_embeddings": 32768,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    facts = read_facts(tmp_path, ModelFacts(gpu_count=2, gpu_memory_gib=139.8))
+    facts = from_config(asking.config_of(str(tmp_path), {}), ModelFacts(gpu_count=2, gpu_memory_gib=139.8))
     assert facts == ModelFacts(
         architecture="Qwen2ForCausalLM", family=Family.DENSE, attention_heads=32, kv_heads=8, layers=36, experts=0,
         context_length=32768, mtp_layers=0, gpu_count=2, gpu_memory_gib=139.8,
@@ -42,7 +43,20 @@ def test_families(config, family, mtp, experts):
 def test_without_a_readable_config_the_model_is_unknown(tmp_path, content):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    assert read_facts(tmp_path, ModelFacts(gpu_count=1)) == ModelFacts(gpu_count=1)
+    assert asking.config_of(str(tmp_path), {}) is None
+
+
+@pytest.mark.parametrize("place", ["HF_HOME", "HF_HUB_CACHE", "HOME", "--download-dir"])
+def test_a_hub_id_is_found_in_the_cache(tmp_path, place):
+    below = {"HF_HOME": "hub", "HOME": ".cache/huggingface/hub"}.get(place, "")
+    folder = tmp_path / below / "models--org--name/snapshots/abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"num_hidden_layers": 7}')
+    environment = {} if place == "--download-dir" else {place: str(tmp_path)}
+    environment.setdefault("HOME", "/nowhere")
+    download_dir = str(tmp_path) if place == "--download-dir" else ""
+    assert asking.config_of("org/name", environment, download_dir) == {"num_hidden_layers": 7}
+    assert asking.config_of("org/other", environment, download_dir) is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tunewright.domain.candidate import Candidate
-from tunewright.knobs.readback import StartFacts, compare, effective, full_version, start_facts
+from tunewright.knobs.readback import StartFacts, compare, effective, full_version, start_facts, start_memory
 
 RECORDED = Path(__file__).parents[1] / "fixtures/vllm"
 H200_LOG = (RECORDED / "vllm-0.26-h200-startup.log").read_text(encoding="utf-8")
@@ -43,7 +43,10 @@ def test_a_cpu_servers_configuration():
 
 
 def test_start_facts():
-    assert start_facts(H200_LOG) == StartFacts(3780608, 923.0, 66.43, 266.98)
+    assert start_facts(H200_LOG) == StartFacts(3780608, 923.0, 66.43, 266.98, 139.8)
+    memory = start_memory(H200_LOG)
+    assert memory is not None
+    assert memory.device_gib == 139.8
     assert start_facts(CPU_LOG) == StartFacts(524288, 256.0, None, 0.66)
     assert start_facts("") == StartFacts()
 

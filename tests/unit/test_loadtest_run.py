@@ -285,3 +285,22 @@ def test_wrong_arguments_are_named(words):
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_estimates_are_told_before_the_window_is_over_where_they_are_wanted(wanted):
+    told: list[Progress] = []
+    with stream_server(Behaviour()) as server:
+        result = execute(job(server.url, duration=2.5, interim=wanted), told.append)
+    whole, found = result.measurement, [news.interim for news in told if news.interim is not None]
+    assert whole is not None
+    assert whole.void == ()
+    assert bool(found) is wanted
+    for interim in found:
+        part = interim.measurement
+        assert part.void == ()
+        assert 0.3 * 2.5 < part.duration < 2.5
+        assert part.started_at == whole.started_at
+        assert 0 < part.completed < whole.completed
+        assert part.output_tokens_per_second.value == pytest.approx(whole.output_tokens_per_second.value, rel=0.5)
+        assert 0 < interim.at_least["ttftP50"] <= part.ttft.p50

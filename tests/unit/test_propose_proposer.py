@@ -9,8 +9,9 @@ import pytest
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.profile import Histogram, Source, TrafficProfile
-from tunewright.domain.state import Failure, FailureKind, TrialOutcome, TrialPurpose, TrialRecord
+from tunewright.domain.state import Failure, FailureKind, StartMemory, TrialOutcome, TrialPurpose, TrialRecord
 from tunewright.domain.tuning import Load, Search
+from tunewright.knobs.binary import BinaryFlags, Flag
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.failures import explain
 from tunewright.knobs.knob import Family
@@ -77,6 +78,39 @@ def test_streams_that_the_spec_names_count_more_than_what_was_seen():
     first = OptunaProposer(Search(include=("max_num_seqs",)), HYBRID, load).propose(small, trials, quiet)
     assert first.candidate.values["max_num_seqs"] == 32, first
     assert first.reason == "room for twice the 16 requests at a time"
+
+
+def test_facts_that_come_to_be_known_later_count_from_then_on():
+    """The image answers while the baseline is measured; the GPU's memory is told by the first server's log."""
+    known = [ModelFacts()]
+    proposer = OptunaProposer(Search(include=["max_num_seqs", "mamba_backend"]), lambda: known[0])
+    first = trial(0, BASELINE, 1000.0)
+    told = first.model_copy(update={"memory": StartMemory(available_kv_gib=60.0, device_gib=139.8)})
+    assert proposer._facts_with([told]).gpu_memory_gib == 139.8
+    assert proposer._facts_with([first]).gpu_memory_gib is None
+    tried = []
+    for _ in range(2):
+        trials, values = [told], set()
+        while (proposal := proposer.propose(BASELINE, trials, None)) is not None:
+            values |= set(proposal.candidate.values.items())
+            trials.append(trial(len(trials), proposal.candidate, 900.0))
+        tried.append(("mamba_backend", "flashinfer") in values)
+        known[0] = HYBRID
+    assert tried == [False, True]
+
+
+def test_what_the_search_knows_is_told_for_people():
+    flags = BinaryFlags({f"--{name}": Flag() for name in ("max-num-seqs", "novel-flag", "no-novel-flag")})
+    told = OptunaProposer(Search(), replace(HYBRID, flags=flags)).inputs(BASELINE, [])
+    assert told.version == "0.32.0"
+    assert told.gpu == "1 × NVIDIA H200 with 139.8 GiB (compute capability 9)"
+    assert told.model.startswith("hybrid, 32 attention heads, 128 experts")
+    assert told.searched == ("max_num_seqs", "omp_num_threads")
+    assert "max_num_batched_tokens" in told.missing
+    assert told.not_tuned == ("--novel-flag",)
+    unknown = OptunaProposer(Search(), ModelFacts(flags_unknown="no python3 in the image")).inputs(BASELINE, [])
+    assert (unknown.model, unknown.gpu, unknown.not_tuned) == ("", "", ())
+    assert unknown.flags_unknown == "no python3 in the image"
 
 
 def test_the_first_trials_are_chosen():

@@ -97,3 +97,25 @@ def test_objectives_without_a_log_are_left_alone():
     trials = [trial(0, BASELINE, 0.0), trial(1, winner(), 5.0)]
     assert fit_effects(BASELINE, trials) is None
     assert PROPOSER.simplify(winner(), BASELINE, trials) == winner()
+
+
+def test_the_ladder_takes_the_largest_effect_first_and_units_whole():
+    top = winner().with_value("speculative_method", "mtp").with_value("num_speculative_tokens", 1)
+    effects = {"max_num_seqs": 0.4, "mamba_backend": 0.25, "max_num_batched_tokens": 0.1, "stream_interval": -0.1}
+    rungs = PROPOSER.rungs(top, BASELINE, history(effects))
+    changes = [set(rung.differences(before)) for before, rung in zip([BASELINE, *rungs], rungs, strict=False)]
+    assert changes[:3] == [{"max_num_seqs"}, {"mamba_backend"}, {"max_num_batched_tokens"}]
+    assert changes[3:] == [{"speculative_method", "num_speculative_tokens"}]  # never seen: before what was seen to harm
+    assert set(top.differences(rungs[-1])) == {"stream_interval"}
+
+
+def test_what_vllm_would_refuse_between_is_one_step_with_the_next():
+    base = Candidate(values={"max_num_seqs": 64, "max_num_batched_tokens": 2048})
+    top = Candidate(values={"max_num_seqs": 4096, "max_num_batched_tokens": 8192, "stream_interval": 4})
+    runs = [trial(0, base, 1000.0), trial(1, base.with_value("max_num_seqs", 4096), 2000.0), trial(2, top, 2000.0)]
+    rungs = PROPOSER.rungs(top, base, runs)
+    assert [set(rung.differences(base)) for rung in rungs] == [{"max_num_seqs", "max_num_batched_tokens"}]
+
+
+def test_one_change_has_no_rungs():
+    assert PROPOSER.rungs(BASELINE.with_value("max_num_seqs", 128), BASELINE, history(WORTH)) == []

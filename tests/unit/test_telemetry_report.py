@@ -39,8 +39,8 @@ from tunewright.telemetry.report.style import STYLE
 
 VOID = {"meta", "link", "br", "hr", "img"}
 SECTIONS = [
-    "answer", "change", "ladder", "cost", "apply", "trials", "rounds", "tradeoff", "latency", "traffic", "noise",
-    "failures", "spare", "promotion", "decisions", "phases",
+    "answer", "change", "ladder", "cost", "apply", "trials", "inputs", "rounds", "tradeoff", "latency", "traffic",
+    "noise", "failures", "spare", "promotion", "decisions", "phases",
 ]  # fmt: skip
 
 

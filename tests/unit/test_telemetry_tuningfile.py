@@ -68,8 +68,8 @@ def test_a_json_document_is_read_as_well():
         ("  slo:", "  budget: {trials: 0}\n  slo:", "spec.budget.trials: must be greater than or equal to 1, not `0`"),
         ("  slo:", "  budget: []\n  slo:", "spec.budget: a mapping of fields is wanted, not a list"),
         ("  slo:", "  suspend: soon\n  slo:", "spec.suspend: true or false is wanted, not `soon`"),
-        ("  slo:", "  search: {pin: {max_num_seqs: 64}}\n  slo:", "spec.search.pin.max_num_seqs: text is wanted, not "
-         '`64`; write it in quotes: "64"'),
+        ("  slo:", "  search: {include: [64]}\n  slo:", "spec.search.include[0]: text is wanted, not `64`; write it in "
+         'quotes: "64"'),
         ("serve, m,", "serve, 7,", 'spec.target.command[2]: text is wanted, not `7`; write it in quotes: "7"'),
         ("serve, m,", "serve, yes,", 'spec.target.command[2]: text is wanted, not true; write it in quotes: "true"'),
         ("{name: chat}", "{name: My Chat}", "metadata.name: `My Chat` is not valid: Name of the tuning: lower-case "

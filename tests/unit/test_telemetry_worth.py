@@ -4,12 +4,12 @@ import pytest
 from telemetry_samples import BASELINE, measurement, promoted, record, trial, tuning
 
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.pareto import pareto_front
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import TrialOutcome, TrialPurpose
 from tunewright.telemetry.effects import knob_effects, ladder, together
 from tunewright.telemetry.report import render_report
 from tunewright.telemetry.report.cost import costs
-from tunewright.telemetry.report.worth import pareto_front
 
 CACHING = BASELINE.with_value("enable_prefix_caching", True)
 BOTH = CACHING.with_value("max_num_seqs", 256)
@@ -63,7 +63,7 @@ def test_the_front_holds_what_no_other_feasible_trial_beats_in_both() -> None:
     rows = [(100, 0.1), (200, 0.2), (150, 0.3), (300, 0.3), (90, 0.05)]
     trials = [trial(n, Candidate(values={"a": n}), rate=rate, ttft=ttft) for n, (rate, ttft) in enumerate(rows)]
     trials.append(trial(9, Candidate(), rate=999.0, ttft=0.01, outcome=TrialOutcome.INFEASIBLE))
-    assert [each.number for each in pareto_front(trials, "ttft", "p95")] == [4, 0, 1, 3]
+    assert [each.number for each in pareto_front(trials, ("outputTokensPerSecond", "ttftP95"))] == [4, 0, 1, 3]
 
 
 def priced(**objective):

@@ -15,6 +15,7 @@ from tunewright.api.promotion import PromotionView, promotion_view
 from tunewright.api.views import (
     PREFIX,
     DecisionList,
+    ParetoView,
     TrialList,
     TrialView,
     TuningList,
@@ -22,6 +23,7 @@ from tunewright.api.views import (
     TuningView,
     collection,
     decision_views,
+    pareto_view,
     summary,
     trial_view,
     tuning_view,
@@ -31,6 +33,7 @@ from tunewright.domain.model import Model
 from tunewright.domain.profile import TrafficProfile
 from tunewright.domain.state import Decision, TuningRecord
 from tunewright.ports import Clock, Refused, Store, Stores
+from tunewright.propose.asked import read_asked
 from tunewright.rollout.recommend import Form, Recommendation, recommendation
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -38,6 +41,7 @@ NAME = rf"^{_LABEL}$"
 PLACE = rf"^({_LABEL}/)?{_LABEL}$"
 TRIAL = r"^[0-9]{3,9}-[0-9a-f]{10}$"
 HASH = r"^[0-9a-f]{10}$"
+KNOB = r"^[a-z][a-z0-9_]{0,62}$"
 _CONTROLS = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
 # Reasons are shown on terminals: no control characters, nor any that change the direction of writing.
 REASON = rf"^[^\s{_CONTROLS}][^{_CONTROLS}]*$"
@@ -46,6 +50,7 @@ WANTED = {
     NAME: "a name of lower-case letters, digits and dashes is wanted, at most 63 characters",
     PLACE: "the `next` of the page before is wanted: a name, or namespace/name",
     TRIAL: "a trial's id is wanted, as 003-0123456789",
+    KNOB: "a knob's name is wanted, as max_num_seqs",
     HASH: "a hash of ten hex digits is wanted, as the promotion's `bind` has it",
     REASON: "one line of text without control characters is wanted, beginning with a visible one",
 }
@@ -98,6 +103,21 @@ def caller_of(request: Request) -> Caller:
     if not isinstance(found, Caller):
         raise ProblemError("unauthenticated", "nobody was let in")
     return found
+
+
+class Proposed(Model):
+    """A candidate to be tried: these knobs, laid over what production runs."""
+
+    values: Annotated[
+        dict[Annotated[str, Field(pattern=KNOB)], Annotated[str, Field(pattern=REASON, max_length=200)]],
+        Field(
+            min_length=1,
+            max_length=50,
+            description="Knob names of the catalogue with their values as text.",
+            json_schema_extra={"additionalProperties": False},  # keys of another pattern are refused
+        ),
+    ]
+    reason: Reason
 
 
 By = Annotated[Caller, Depends(caller_of)]
@@ -223,6 +243,11 @@ def router(stores: Stores, clock: Clock, report: Report | None) -> APIRouter:
         except Refused as refusal:
             raise ProblemError("not-found", str(refusal)) from refusal
 
+    @routes.get("/tunings/{name}/pareto", summary="Read the Pareto front of what was measured", tags=["trials"])
+    def read_pareto(namespace: In, name: Name) -> ParetoView:
+        found = known(namespace, name)
+        return pareto_view(found.record, found.store.trials(name))
+
     @routes.get("/tunings/{name}/decisions", summary="List who decided what, when and why", tags=["promotion"])
     def list_decisions(
         namespace: In,
@@ -273,6 +298,19 @@ def router(stores: Stores, clock: Clock, report: Report | None) -> APIRouter:
         routes.post(
             f"/tunings/{{name}}/{action}", status_code=202, name=action, summary=words, tags=["decisions"]
         )(reasoned(action))  # fmt: skip
+
+    @routes.post(
+        "/tunings/{name}/candidates", status_code=202, summary="Ask for a candidate to be tried", tags=["decisions"]
+    )
+    def propose(namespace: In, name: Name, by: By, given: Annotated[Proposed, Body()]) -> Decision:
+        found = known(namespace, name)
+        try:
+            read_asked(found.record.tuning.spec.search, given.values, "body.values")
+        except Refused as refusal:
+            message = str(refusal).removeprefix("body.values: ")
+            raise ProblemError("invalid", message, errors=[FieldError(field="body.values", message=message)]) from None
+        decision = bound(found.record, "propose", at=clock.now(), by=by.name, reason=given.reason, values=given.values)
+        return keep(found.store, found.record, decision, found.namespace)
 
     both = APIRouter(prefix=PREFIX, dependencies=[Depends(only_known_parameters)])
     both.include_router(routes)

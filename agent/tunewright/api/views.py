@@ -7,6 +7,7 @@ from pydantic import Field
 from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.measurement import Measurement
 from tunewright.domain.model import Model
+from tunewright.domain.pareto import measure, pareto_front
 from tunewright.domain.phases import TERMINAL, Phase
 from tunewright.domain.profile import Source
 from tunewright.domain.redact import HIDDEN
@@ -16,6 +17,7 @@ from tunewright.domain.state import (
     Failure,
     Finalist,
     PhaseChange,
+    SearchInputs,
     TrialOutcome,
     TrialPhase,
     TrialPurpose,
@@ -81,6 +83,7 @@ class TuningView(TuningSummary):
     baseline: CandidateView | None
     finalists: tuple[FinalistView, ...]
     winner: CandidateView | None
+    inputs: SearchInputs | None = Field(description="What the search knew when it began, and what it leaves alone.")
     errors: int = Field(description="Failures in a row of the current step.")
     history: tuple[PhaseChange, ...] = Field(description="Its story: the latest changes of phase.")
 
@@ -106,6 +109,7 @@ class TrialView(Model):
     objective: float | None = Field(description="Larger is better, also when minimizing.")
     slo_margin: float | None = Field(description="Smallest (bound - value) / bound over the SLO; negative: missed.")
     failure: Failure | None
+    stopped: str | None = Field(description="Why its load test was ended early; its figures are an estimate then.")
     effective: dict[str, KnobValue] = Field(description="Knobs as the server reported them.")
     surprises: tuple[str, ...] = Field(description="Knobs that the server changed silently.")
     measurement: Measurement | None
@@ -116,6 +120,22 @@ class TrialList(Model):
 
     items: tuple[TrialView, ...]
     next: int | None = Field(description="Ask with `after` set to this for the next page; None: that was all.")
+
+
+class ParetoPoint(Model):
+    """One trial on the front."""
+
+    trial: str
+    number: int
+    candidate: CandidateView
+    values: dict[str, float] = Field(description="By measure; latencies in seconds, rates per second.")
+
+
+class ParetoView(Model):
+    """The trials, measured whole and within the SLO, that no other such one beats in every measure (one run each)."""
+
+    measures: tuple[str, ...] = Field(description="As spec.objective.pareto names them.")
+    points: tuple[ParetoPoint, ...]
 
 
 class DecisionView(Model):
@@ -168,6 +188,7 @@ def tuning_view(record: TuningRecord, trials: int, namespace: str = "") -> Tunin
             "baseline": candidate_view(record.baseline),
             "finalists": tuple(finalist_view(finalist) for finalist in record.finalists),
             "winner": candidate_view(record.winner),
+            "inputs": record.inputs,
             "errors": record.errors,
             "history": record.history[-MAX_HISTORY:],
         }
@@ -209,6 +230,25 @@ def trial_view(trial: TrialRecord) -> TrialView:
     return TrialView.model_validate(
         {name: getattr(trial, name) for name in same}
         | {"candidate": _candidate(trial.candidate), "spare_seconds": trial.gpu_seconds}
+    )
+
+
+def pareto_view(record: TuningRecord, trials: Sequence[TrialRecord]) -> ParetoView:
+    """The front of the search's trials; empty where the spec names no measures."""
+    names = record.tuning.spec.objective.pareto
+    front = pareto_front([trial for trial in trials if trial.of_search], names) if names else []
+    return ParetoView(
+        measures=names,
+        points=tuple(
+            ParetoPoint(
+                trial=trial.id,
+                number=trial.number,
+                candidate=_candidate(trial.candidate),
+                values={name: measure(name, trial.measurement) for name in names},
+            )
+            for trial in front
+            if trial.measurement is not None
+        ),
     )
 
 

@@ -37,6 +37,7 @@ app.command()(decide.suspend)
 app.command()(decide.resume)
 app.command()(decide.abort)
 app.command()(decide.rollback)
+app.command()(decide.propose)
 
 
 @app.command(context_settings=_FORWARDED)

@@ -1,4 +1,4 @@
-"""`approve`, `reject`, `suspend`, `resume`, `abort`, `rollback`: what people decide."""
+"""`approve`, `reject`, `suspend`, `resume`, `abort`, `rollback`, `propose`: what people decide."""
 
 import json
 from pathlib import Path
@@ -19,10 +19,18 @@ CandidateOption = Annotated[
 ]
 
 
-def decide(state: Path, name: str, action: Action, reason: str, as_json: bool, candidate: str | None = None) -> None:
+def decide(
+    state: Path,
+    name: str,
+    action: Action,
+    reason: str,
+    as_json: bool,
+    candidate: str | None = None,
+    values: dict[str, str] | None = None,
+) -> None:
     """Keep a decision for the loop to take up; ends with `Exit.REFUSED` when it could have no effect."""
     with told(), opened_at(state, name) as (store, record):
-        decision = bound(record, action, at=SystemClock().now(), by=own_name(), reason=reason)
+        decision = bound(record, action, at=SystemClock().now(), by=own_name(), reason=reason, values=values)
         if candidate is not None and candidate != decision.candidate:
             changed = f"the candidate is {decision.candidate or 'not known yet'}, not {candidate}"
             fail(f"{name}: {action} refused: {changed}", Exit.REFUSED)
@@ -34,6 +42,7 @@ def decide(state: Path, name: str, action: Action, reason: str, as_json: bool, c
         print(json.dumps({"tuning": name, **decision.model_dump(mode="json", by_alias=True)}, indent=2))
         return
     about = f" of {decision.candidate}" if action in ("approve", "reject") else ""
+    about = f" of {', '.join(f'{knob} {text}' for knob, text in values.items())}" if values else about
     print(
         f"{name}: {action}{about} is noted, by {decision.by}. `tunewright tune` takes it up: at once, or when it runs."
     )
@@ -115,3 +124,29 @@ def rollback(name: NameArgument, state: StateOption, reason: ReasonOption = "", 
         tunewright rollback workstation --reason "clients complain"
     """
     decide(state, name, "rollback", reason, as_json)
+
+
+def propose(
+    name: NameArgument,
+    knobs: Annotated[list[str], typer.Argument(metavar="KNOB=VALUE...", help="Laid over what production runs.")],
+    state: StateOption,
+    reason: ReasonOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Ask for a candidate to be tried, before the search's own. It is part of the budget.
+
+    Knobs are named as in docs/knobs.md. What can't run is refused, or told as the trial's failure.
+
+    Examples:
+
+        tunewright propose workstation max_num_seqs=64
+
+        tunewright propose workstation speculative_method=mtp num_speculative_tokens=2 --reason "as the article has it"
+    """
+    values: dict[str, str] = {}
+    for each in knobs:
+        knob, equals, text = each.partition("=")
+        if not equals or not knob or knob in values:
+            fail(f"{each!r}: write each knob once, as max_num_seqs=64", Exit.USAGE)
+        values[knob] = text
+    decide(state, name, "propose", reason, as_json, values=values)

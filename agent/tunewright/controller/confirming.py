@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tunewright.controller import spares
+from tunewright.controller import attributing, spares
 from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
 from tunewright.controller.gating import must_prove
@@ -31,6 +31,9 @@ def confirming(record: TuningRecord, context: Context) -> Step:
     if step is not None and not free:
         return step
     record, confirm = step.record if step else record, record.tuning.spec.confirm
+    if record.ladder:
+        won = next(f for f in record.finalists if f.candidate == record.winner)
+        return attributing.climb(record, trials, free, context) or step or _won(record, won, context)
     mine = [t for t in trials if t.purpose is TrialPurpose.CONFIRM]
     open_ = [f for f in record.finalists if f.gain is None or f.gain.status is ConfirmStatus.RUNNING]
     if not open_:
@@ -139,7 +142,8 @@ def _conclude(record: TuningRecord, mine: Sequence[TrialRecord], context: Contex
             if not quality.passed:
                 turned_down.append(f"{finalist.candidate.hash} does not keep the answers: {quality.reason}; {why}")
                 continue
-        return _won(record, finalist, context)
+        laid = attributing.begin(record, finalist.candidate, context.store.trials(record.name), context)
+        return laid or _won(record, finalist, context)
     reasons = "; ".join(turned_down) or _standing(record.finalists)
     spoilt = [t for t in mine if t.outcome is TrialOutcome.FAILED]
     unsettled = any(f.gain and f.gain.status is ConfirmStatus.NOT_SETTLED for f in record.finalists)

@@ -20,3 +20,5 @@ class Context:
     proposer: Proposer
     prompts: Callable[[], Sequence[QualityPrompt]] = tuple
     """The user's own prompts of the quality gate, none by default. Raises `Refused` when they are of no use."""
+    others: Store | None = None
+    """Where other tunings' trials are found, beside those that `store` holds."""

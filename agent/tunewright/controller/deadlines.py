@@ -40,7 +40,7 @@ def deadline(record: TuningRecord, trials: Sequence[TrialRecord]) -> float | Non
         case Phase.CONFIRMING:
             own = spec.quality.prompts_file or spec.quality.prompts_config_map
             one_trial += answering_time(MAX_PROMPTS if own else spec.quality.prompts, spec.quality.max_tokens)
-            return 3 * one_trial * spec.confirm.max_rounds * (spec.confirm.finalists + 1)
+            return 3 * one_trial * (spec.confirm.max_rounds * (spec.confirm.finalists + 1) + len(record.ladder))
         case Phase.CANARY:
             canary, analysis = spec.promotion.canary, spec.promotion.analysis
             return one_server + canary.warmup + canary.traffic_timeout + analysis.max_duration + 60

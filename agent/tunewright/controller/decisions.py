@@ -1,14 +1,21 @@
 """Taking up what people decided. One function grants; everything else asks it."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from tunewright.controller.context import Context
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION, Phase
-from tunewright.domain.state import Decision, TuningRecord
+from tunewright.domain.state import Decision, TuningRecord, Wish
 from tunewright.domain.step import enter, say, update
+from tunewright.ports import Refused
+from tunewright.propose.asked import read_asked
 
-Action = Literal["approve", "reject", "suspend", "resume", "abort", "rollback"]
+Action = Literal["approve", "reject", "suspend", "resume", "abort", "rollback", "propose"]
+
+_BEFORE_THE_END = frozenset({Phase.PENDING, Phase.PROFILING, Phase.BASELINING, Phase.SEARCHING})
+"""Phases in which a candidate may still be asked for."""
+_MOST_WISHES = 200
 
 
 def refusal(record: TuningRecord, decision: Decision) -> str | None:
@@ -17,6 +24,8 @@ def refusal(record: TuningRecord, decision: Decision) -> str | None:
         if record.phase is not Phase.AWAITING_APPROVAL or record.winner is None:
             return f"nothing waits for approval: the tuning is {record.phase}"
         return stale(record, decision)
+    if decision.action == "propose":
+        return _why_not_proposed(record, decision)
     if decision.action == "suspend" and record.suspended_since is not None:
         return "it is suspended already"
     if decision.action == "resume" and record.suspended_since is None:
@@ -25,6 +34,18 @@ def refusal(record: TuningRecord, decision: Decision) -> str | None:
         return f"it has ended: {record.phase}"
     if decision.action == "rollback" and record.phase not in (TOUCHES_PRODUCTION | {Phase.PROMOTED}):
         return f"production was not changed: the tuning is {record.phase}"
+    return None
+
+
+def _why_not_proposed(record: TuningRecord, decision: Decision) -> str | None:
+    if record.phase not in _BEFORE_THE_END:
+        return f"the search is over: the tuning is {record.phase}"
+    if len(record.proposed) >= _MOST_WISHES:
+        return f"{_MOST_WISHES} candidates were asked for already"
+    try:
+        read_asked(record.tuning.spec.search, decision.values, "the candidate")
+    except Refused as refusal:
+        return str(refusal)
     return None
 
 
@@ -39,8 +60,16 @@ def stale(record: TuningRecord, decision: Decision) -> str | None:
     return f"decided on something else: {', '.join(changed)}" if changed else None
 
 
-def bound(record: TuningRecord, action: Action, *, at: float, by: str, reason: str = "") -> Decision:
-    """A decision about what the record holds right now."""
+def bound(
+    record: TuningRecord,
+    action: Action,
+    *,
+    at: float,
+    by: str,
+    reason: str = "",
+    values: Mapping[str, str] | None = None,
+) -> Decision:
+    """A decision about what the record holds right now; `values` are those of a candidate that is proposed."""
     return Decision(
         action=action,
         at=at,
@@ -49,6 +78,7 @@ def bound(record: TuningRecord, action: Action, *, at: float, by: str, reason: s
         candidate=record.winner.hash if record.winner else "",
         spec=record.tuning.spec.spec_hash,
         baseline=(record.baseline or Candidate()).hash,
+        values=dict(values or {}),
     )
 
 
@@ -78,6 +108,10 @@ def _take(record: TuningRecord, decision: Decision, now: float) -> TuningRecord:
             held = now - (record.suspended_since or now)
             sentence = f"Resumed by {decision.by}{why}."
             return update(record, suspended_since=None, waited=record.waited + held, sentence=sentence)
+        case "propose":
+            named = ", ".join(f"{name} {text}" for name, text in decision.values.items())
+            wish = Wish(values=decision.values, by=decision.by, at=decision.at)
+            return update(record, proposed=(*record.proposed, wish), sentence=f"Asked for by {decision.by}: {named}.")
         case "abort" | "rollback":
             return go_back(record, f"{decision.action} by {decision.by}{why}", now)
 

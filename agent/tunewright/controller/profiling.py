@@ -3,6 +3,7 @@
 Where there is no production (`target.replicas: 0`), its command is the baseline and `load` is the traffic.
 """
 
+from tunewright.controller import earlier
 from tunewright.controller.context import Context
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source
@@ -24,7 +25,10 @@ def pending(record: TuningRecord, context: Context) -> Step:
     now, status = context.clock.now(), context.target.observe()
     context.prompts()  # what is of no use ends the tuning here, not in its last phase
     context.spare.sweep(keep=[])
-    if context.store.trials(record.name):
+    if trials := context.store.trials(record.name):
+        kept = earlier.with_own(record, trials)
+        if kept != record:  # written before they are forgotten: a crash between loses nothing
+            return Step(kept, 0.0)
         context.store.clear_trials(record.name)
     ready = [r for r in status.replicas if r.ready and not r.canary]
     # One that was scaled to nothing is waited for, too: there is no traffic to learn from.
@@ -33,6 +37,7 @@ def pending(record: TuningRecord, context: Context) -> Step:
         sentence = f"Waiting for production: {len(ready)} of {status.desired} servers are ready ({status.detail})."
         return Step(say(record, sentence), min(PATIENT, max(1.0, age(record, now) / 10)))
     baseline = context.target.baseline()
+    record = earlier.with_others(record, context)
     if record.tuning.spec.offline:
         sentence = "There is no production: the command is tuned on the spare alone."
         return Step(enter(record, Phase.PROFILING, sentence, now, baseline=baseline), 0.0)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from tunewright.controller import spares
 from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
+from tunewright.controller.wishes import launched, next_wish
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.objective import gain, objective_unit
 from tunewright.domain.phases import Phase
@@ -45,7 +46,9 @@ def baselining(record: TuningRecord, context: Context) -> Step:
         return Step(enter(record, Phase.FAILED, sentence, now), None)
     sentence = f"The baseline gives {_value(record, done)} on the spare; searching for better."
     source = done.measurement.source if record.source is None and done.measurement else record.source
-    return Step(enter(record, Phase.SEARCHING, sentence, now, search_since=now, source=source), 0.0)
+    inputs = context.proposer.inputs(baseline, trials)
+    begun: dict[str, object] = {"search_since": now, "source": source, "inputs": inputs}
+    return Step(enter(record, Phase.SEARCHING, sentence, now, **begun), 0.0)
 
 
 def searching(record: TuningRecord, context: Context) -> Step:
@@ -55,8 +58,12 @@ def searching(record: TuningRecord, context: Context) -> Step:
     if step is not None and not free:
         return step
     ended = _budget_ended(record, trials, now)
+    if ended is None and (wish := next_wish(record, trials, context, slot=free[0])) is not None:
+        context.store.save_trial(record.name, wish)
+        refused = f" can't run: {wish.failure.cause}" if wish.failure is not None else ""
+        return Step(say(step.record if step else record, f"Trial {wish.number}, {wish.reason}{refused}."), 0.0)
     if ended is None:
-        proposal = context.proposer.propose(record.baseline or Candidate(), trials, record.profile)
+        proposal = context.proposer.propose(record.baseline or Candidate(), trials, record.profile, record.earlier)
         if proposal is not None:
             new = trial.new_trial(trials, proposal.candidate, TrialPurpose.SEARCH, proposal.reason, slot=free[0])
             context.store.save_trial(record.name, new)
@@ -110,10 +117,10 @@ def advance_running(record: TuningRecord, trials: Sequence[TrialRecord], context
 def _budget_ended(record: TuningRecord, trials: Sequence[TrialRecord], now: float) -> str | None:
     """Why no other trial may start; those that run are reckoned to take what trials took so far."""
     budget = record.tuning.spec.budget
-    tried = [t for t in trials if t.purpose is TrialPurpose.SEARCH]
+    tried = [t for t in trials if t.purpose is TrialPurpose.SEARCH and launched(t)]
     if len(tried) >= budget.trials:
         return f"all {budget.trials} trials are done"
-    lengths = sorted(t.gpu_seconds for t in trials if t.finished_at is not None)
+    lengths = sorted(t.gpu_seconds for t in trials if t.finished_at is not None and launched(t))
     expected = lengths[len(lengths) // 2] if lengths else 0.0
     if budget.gpu_minutes is not None:
         held = [max(expected, now - t.created_at) if t.created_at else expected for t in trial.running(trials)]
@@ -130,7 +137,7 @@ def _budget_ended(record: TuningRecord, trials: Sequence[TrialRecord], now: floa
 def _choose_finalists(record: TuningRecord, trials: Sequence[TrialRecord], ended: str, context: Context) -> Step:
     now, spec = context.clock.now(), record.tuning.spec
     baseline = next(t for t in trials if t.purpose is TrialPurpose.BASELINE)
-    tried = [t for t in trials if t.purpose is TrialPurpose.SEARCH]
+    tried = [t for t in trials if t.purpose is TrialPurpose.SEARCH and launched(t)]
     feasible = [t for t in tried if t.outcome is TrialOutcome.COMPLETE and t.objective is not None]
     meets = baseline.outcome is TrialOutcome.COMPLETE
     if tried and all(t.outcome is TrialOutcome.FAILED for t in tried):

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from tunewright.controller import stopping
 from tunewright.controller.context import Context
 from tunewright.controller.gating import answers_wanted
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.measurement import Measurement
 from tunewright.domain.objective import judge
 from tunewright.domain.profile import Source
 from tunewright.domain.state import (
@@ -91,7 +93,8 @@ def put_back(trial: TrialRecord, context: Context) -> TrialRecord:
     """End a running trial so that it can be taken up again later; what was measured so far is lost."""
     context.load.cancel(run_id(trial))
     context.spare.cancel(run_id(trial))
-    return update(trial, phase=TrialPhase.PENDING, attempt=trial.attempt + 1, measurement=None, failure=None)
+    again: dict[str, object] = {"measurement": None, "answers": (), "failure": None, "stopped": None}
+    return update(trial, phase=TrialPhase.PENDING, attempt=trial.attempt + 1, **again)
 
 
 def spare_is_free(trials: Sequence[TrialRecord], context: Context) -> bool:
@@ -126,7 +129,8 @@ def _await_ready(record: TuningRecord, trial: TrialRecord, server: ServerStatus,
     if server.phase is ServerPhase.FAILED:
         return _to(trial, TrialPhase.STOPPING, now, failure=server.failure or _unknown(server.detail))
     if server.phase is not ServerPhase.READY or server.url is None:
-        return trial
+        slow = stopping.given_up(trial, server.start_seconds, record, context)
+        return trial if slow is None else _to(trial, TrialPhase.STOPPING, now, failure=slow)
     context.load.start(run_id(trial), _load_request(record, trial, server.url, context))
     return _to(
         trial,
@@ -156,15 +160,23 @@ def _await_measurement(record: TuningRecord, trial: TrialRecord, context: Contex
         failed = Failure(kind=FailureKind.LOAD_TEST, cause=load.detail or "the load test failed without a word")
         return _to(trial, TrialPhase.STOPPING, now, failure=failed)
     if load.phase is not LoadPhase.DONE:
-        return trial
+        if load.interim is None or (why := stopping.hopeless(trial, load.interim, record, context)) is None:
+            return trial
+        measured = _labelled(load.interim.measurement, server)
+        return _to(trial, TrialPhase.STOPPING, now, measurement=measured, stopped=why)
     if load.measurement is None or load.measurement.void:
         void = "; ".join(load.measurement.void) if load.measurement else "it ended without a measurement"
         unsound = Failure(kind=FailureKind.LOAD_TEST, cause=f"the measurement is void: {void}")
         return _to(trial, TrialPhase.STOPPING, now, failure=unsound, measurement=load.measurement)
-    measured = load.measurement
-    if server.version is not None:  # the spare has read the log: it knows what `/version` does not tell, as the CPU
-        measured = update(measured, source=Source.of_version(server.version), vllm_version=server.version)
-    return _to(trial, TrialPhase.STOPPING, now, measurement=measured, answers=tuple(load.answers))
+    answers = tuple(load.answers)
+    return _to(trial, TrialPhase.STOPPING, now, measurement=_labelled(load.measurement, server), answers=answers)
+
+
+def _labelled(measured: Measurement, server: ServerStatus) -> Measurement:
+    """By what the spare read in the log: it knows what `/version` does not tell, as the CPU."""
+    if server.version is None:
+        return measured
+    return update(measured, source=Source.of_version(server.version), vllm_version=server.version)
 
 
 def _stop(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRecord:
@@ -188,6 +200,8 @@ def _stop(record: TuningRecord, trial: TrialRecord, context: Context) -> TrialRe
     spec = record.tuning.spec
     judged = judge(spec.objective, spec.slo, trial.measurement)
     outcome = TrialOutcome.COMPLETE if judged.feasible else TrialOutcome.INFEASIBLE
+    if trial.stopped is not None:
+        outcome = TrialOutcome.STOPPED
     return _to(
         trial,
         TrialPhase.DONE,
@@ -216,6 +230,7 @@ def _load_request(record: TuningRecord, trial: TrialRecord, url: str, context: C
         quality_max_tokens=spec.quality.max_tokens if asked else 0,
         prompts=context.prompts() if asked else (),
         api_key_file=spec.target.api_key_file,
+        interim=stopping.may_stop(trial, record),
     )
 
 

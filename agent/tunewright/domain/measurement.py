@@ -90,3 +90,12 @@ class Measurement(Model):
         """A percentile of a latency in seconds."""
         value: float = getattr(getattr(self, name), percentile)
         return value
+
+
+class Interim(Model):
+    """What a load test knows before its window is over."""
+
+    measurement: Measurement = Field(description="Of the part of the window that has passed.")
+    at_least: dict[str, float] = Field(
+        description="By `ttftP95`, …: seconds that this percentile surely has (99.7 %); left out: can't be told."
+    )

@@ -74,6 +74,7 @@ class StartMemory(Model):
     available_kv_gib: float | None = Field(default=None, description="GiB left for the KV cache, per GPU.")
     kv_cache_tokens: int | None = Field(default=None, description="Tokens that the KV cache holds.")
     max_concurrency: float | None = Field(default=None, description="Requests of full length that it holds at once.")
+    device_gib: float | None = Field(default=None, description="GiB of one GPU's whole memory.")
 
 
 class TrialPurpose(StrEnum):
@@ -82,6 +83,7 @@ class TrialPurpose(StrEnum):
     BASELINE = "baseline"
     SEARCH = "search"
     CONFIRM = "confirm"
+    LADDER = "ladder"  # a step from the baseline to the winner: what each change contributes
 
 
 class TrialPhase(StrEnum):
@@ -99,6 +101,7 @@ class TrialOutcome(StrEnum):
 
     COMPLETE = "complete"  # measured, and it meets the SLO
     INFEASIBLE = "infeasible"  # measured but misses the SLO, or the candidate can't run here
+    STOPPED = "stopped"  # ended early, with an estimate: it can't be the best, or can't meet the SLO; never chosen
     FAILED = "failed"  # by the machine's fault, more often than it is tried again
 
 
@@ -109,7 +112,7 @@ class TrialRecord(Model):
     number: int = Field(ge=0)
     purpose: TrialPurpose
     candidate: Candidate
-    round: int = Field(default=0, ge=0, description="Confirming round, from 1; 0 elsewhere.")
+    round: int = Field(default=0, ge=0, description="Confirming round or step of the ladder, from 1; 0 elsewhere.")
     reason: str = Field(default="", description="Why this candidate was proposed.")
     slot: int = Field(default=0, ge=0, description="The spare it runs on: 0, 1, … below `spare.parallelism`.")
     attempt: int = Field(default=1, ge=1, description="Counts launches; part of the name of each.")
@@ -125,6 +128,7 @@ class TrialRecord(Model):
     measurement: Measurement | None = None
     answers: tuple[Answer, ...] = Field(default=(), description="Greedy answers, for the quality gate.")
     failure: Failure | None = None
+    stopped: str | None = Field(default=None, description="Why its load test was ended before its time.")
     objective: float | None = Field(default=None, description="Larger is better, also when minimizing.")
     slo_margin: float | None = Field(
         default=None, description="Smallest (bound − value) / bound over the SLO; negative: missed."
@@ -134,9 +138,41 @@ class TrialRecord(Model):
     memory: StartMemory | None = Field(default=None, description="What the start logged of its memory.")
 
     @property
+    def of_search(self) -> bool:
+        """Whether it is of the search or its baseline, not of what comes after."""
+        return self.purpose in (TrialPurpose.BASELINE, TrialPurpose.SEARCH)
+
+    @property
     def gpu_seconds(self) -> float:
         """Seconds that this trial held its spare."""
         return (self.finished_at or self.phase_since) - self.created_at if self.created_at else 0.0
+
+
+class Earlier(Model):
+    """A trial of an earlier tuning of the same target: a prior for the search, never a result."""
+
+    tuning: str = Field(description="The run that it was part of: its name and when it began.")
+    trial: str
+    at: float
+    candidate: Candidate
+    version: str | None = Field(description="vLLM's, as the trial's measurement told it.")
+    objective: float | None = Field(description="By the objective of the tuning that it is a prior of.")
+    slo_margin: float | None
+    failed: bool = Field(description="It did not run, by the candidate's own fault.")
+    memory: StartMemory | None = None
+
+
+class SearchInputs(Model):
+    """What the search knew when it began; empty where it was not known."""
+
+    version: str = Field(default="", description="vLLM's.")
+    model: str = ""
+    gpu: str = ""
+    searched: tuple[str, ...] = Field(default=(), description="Knobs of which other values are tried.")
+    flags_unknown: str = Field(default="", description="Why vLLM's own flags could not be asked; empty: they were.")
+    missing: tuple[str, ...] = Field(default=(), description="Knobs that this vLLM does not have: never passed.")
+    renamed: dict[str, str] = Field(default_factory=dict, description="Of these, those it has under another flag.")
+    not_tuned: tuple[str, ...] = Field(default=(), description="Flags of this vLLM that no knob stands for.")
 
 
 class ConfirmStatus(StrEnum):
@@ -176,13 +212,22 @@ class Finalist(Model):
 class Decision(Model):
     """What a person (or the mode `auto`) decided. Every decision is kept."""
 
-    action: Literal["approve", "reject", "suspend", "resume", "abort", "rollback"]
+    action: Literal["approve", "reject", "suspend", "resume", "abort", "rollback", "propose"]
     at: float
     by: str
     reason: str = ""
     candidate: str = Field(default="", description="Hash of the candidate that was decided on.")
     spec: str = Field(default="", description="specHash at that moment.")
     baseline: str = Field(default="", description="Hash of the baseline at that moment.")
+    values: dict[str, str] = Field(default_factory=dict, description="Of `propose`: the knobs to be tried, as text.")
+
+
+class Wish(Model):
+    """A candidate that a person asked for."""
+
+    values: dict[str, str]
+    by: str
+    at: float
 
 
 class PromotionState(Model):
@@ -226,9 +271,17 @@ class TuningRecord(Model):
     baseline: Candidate | None = None
     baseline_noise: float | None = Field(default=None, description="Log-sd between fresh starts, when known.")
     search_since: float | None = None
+    inputs: SearchInputs | None = Field(default=None, description="What the search knew when it began.")
+    earlier: tuple[Earlier, ...] = Field(default=(), description="What earlier tunings of this target measured.")
+    earlier_by: str = Field(default="", description="Objective and SLO by which they were judged.")
+    target_key: str = Field(default="", description="What is tuned, by which earlier tunings are found.")
+    proposed: tuple[Wish, ...] = Field(default=(), description="Candidates that people asked for, in order.")
     finalists: tuple[Finalist, ...] = ()
     winner: Candidate | None = None
     recipe: Recipe | None = Field(default=None, description="How the winner would be set by hand.")
+    ladder: tuple[Candidate, ...] = Field(
+        default=(), description="What is measured between baseline and winner, each with one change more."
+    )
     simplified: bool = False
     promotion: PromotionState | None = None
     approval_since: float | None = None

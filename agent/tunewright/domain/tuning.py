@@ -2,9 +2,9 @@
 
 from enum import StrEnum
 from itertools import combinations, pairwise
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tunewright.domain.candidate import content_hash
 from tunewright.domain.measurement import LatencyName, PercentileName
@@ -16,7 +16,15 @@ from tunewright.domain.units import Duration, Percentage, format_duration
 LATENCIES: tuple[LatencyName, ...] = ("ttft", "tpot", "itl", "e2e")
 PERCENTILES: tuple[PercentileName, ...] = ("p50", "p90", "p95", "p99")
 MAX_SPARES = 16
+KnobText = Annotated[str, BeforeValidator(lambda value: _as_text(value))]
+"""A knob's value as text; plain numbers and booleans of a file are taken too."""
 _URL = r"^https?://[^\s/?#]+(/[^\s?#]*)?$"
+
+
+def _as_text(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
 
 
 class Metadata(Model):
@@ -152,6 +160,18 @@ class Objective(Model):
         ]
         | None
     ) = Field(default=None, description="A latency percentile of the load test.")  # fmt: skip
+    pareto: tuple[
+        Literal[
+            "outputTokensPerSecond", "goodput",
+            "ttftP50", "ttftP90", "ttftP95", "ttftP99", "tpotP50", "tpotP90", "tpotP95", "tpotP99",
+            "itlP50", "itlP90", "itlP95", "itlP99", "e2eP50", "e2eP90", "e2eP95", "e2eP99",
+        ],
+        ...,
+    ] = Field(
+        default=(),
+        max_length=4,
+        description="Measures of which the report and the API show the Pareto front; the objective alone decides.",
+    )  # fmt: skip
     gpu_price_per_hour: float | None = Field(default=None, gt=0, description="Price of one GPU hour, in dollars.")
     api_price_per_million_tokens: float | None = Field(
         default=None, gt=0, description="What an API charges for a million output tokens, in dollars: for the report."
@@ -161,6 +181,8 @@ class Objective(Model):
     def _one(self) -> Self:
         if (self.maximize is None) == (self.minimize is None):
             raise ValueError("name exactly one of maximize and minimize")
+        if len(self.pareto) == 1 or len(set(self.pareto)) < len(self.pareto):
+            raise ValueError("pareto names two to four different measures")
         if self.maximize == "tokensPerDollar" and self.gpu_price_per_hour is None:
             raise ValueError("tokensPerDollar needs gpuPricePerHour")
         return self
@@ -287,8 +309,17 @@ class Search(Model):
 
     include: tuple[str, ...] = Field(default=(), description="Search only these knobs; all that apply when empty.")
     exclude: tuple[str, ...] = Field(default=(), description="Leave these knobs as the baseline has them.")
-    pin: dict[str, str] = Field(default_factory=dict, description="Set these knobs to a value in every candidate.")
+    pin: dict[str, KnobText] = Field(default_factory=dict, description="Set these knobs to a value in every candidate.")
+    candidates: tuple[dict[str, KnobText], ...] = Field(
+        default=(),
+        max_length=50,
+        description="Try these first, each laid over what production runs: `- {max_num_seqs: 64}`.",
+    )
     allow_lossy: bool = Field(default=False, description="Try knobs that can change answers, as a KV cache in FP8.")
+    early_stop: bool = Field(
+        default=True,
+        description="End a trial as soon as its interval says that it can't be the best, or can't meet the SLO.",
+    )
     seed: int = Field(default=1, ge=0, description="Seed of the search.")
 
     @model_validator(mode="after")
@@ -319,6 +350,10 @@ class Confirm(Model):
     min_rounds: int = Field(default=3, ge=2, le=50, description="Fresh starts of each before a gain is settled.")
     max_rounds: int = Field(default=6, ge=2, le=50, description="Fresh starts of each before it is given up.")
     min_gain: Percentage = Field(default=0.05, description="A smaller gain is no improvement.")
+    ladder: bool = Field(
+        default=False,
+        description="Measure what each change of the winner contributes, one trial for each, before it is promoted.",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -363,7 +398,11 @@ class TuningSpec(Model):
         How many spares there are decides when results come, not what they are.
         """
         fields = {"target", "spare", "metrics", "objective", "slo", "load", "search", "quality"}
-        others = {"objective": {"api_price_per_million_tokens"}, "spare": {"parallelism"}}
+        others = {
+            "objective": {"api_price_per_million_tokens", "pareto"},
+            "spare": {"parallelism"},
+            "search": {"early_stop", "candidates"},
+        }
         return content_hash(self.model_dump(mode="json", include=fields, exclude=others))
 
     @model_validator(mode="after")

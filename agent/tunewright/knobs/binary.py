@@ -63,6 +63,15 @@ class BinaryFlags:
         """Knobs of the catalogue whose flag this binary does not have: they are never passed."""
         return [knob.name for knob in CATALOGUE.values() if not self.takes(knob)]
 
+    def renamed(self) -> dict[str, str]:
+        """Of the missing ones, those that it has under another name: never passed by ours, and told."""
+        found = {}
+        for name in self.missing():
+            others = [alias for alias in CATALOGUE[name].aliases if alias.startswith("--") and self.has(alias)]
+            if others:
+                found[name] = others[0]
+        return found
+
     def not_tuned(self) -> list[str]:
         """Long flags that no knob stands for, sorted: what a tuning leaves as production has it."""
         known = {spelling for knob in CATALOGUE.values() for spelling in (knob.flag, *knob.aliases, knob.json_flag)}

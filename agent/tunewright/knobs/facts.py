@@ -1,9 +1,7 @@
 """What is known of the model and the machine. Every fact may be unknown; a rule that needs an unknown one is silent."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tunewright.domain.candidate import KnobValue
@@ -29,19 +27,28 @@ class ModelFacts:
     gpu_name: str | None = None
     vllm_version: str | None = None
     flags: BinaryFlags | None = None  # of the very binary in use; None: the catalogue's versions hold
+    flags_unknown: str = ""  # why there are none
 
+    @property
+    def told_model(self) -> str:
+        """The model in a few words; empty where it is not known."""
+        parts = [self.architecture, self.family.value if self.family else None]
+        counts = (("layers", self.layers), ("attention heads", self.attention_heads), ("experts", self.experts),
+                  ("MTP layers", self.mtp_layers), ("tokens of context", self.context_length))  # fmt: skip
+        return ", ".join([*(part for part in parts if part), *(f"{n:,} {what}" for what, n in counts if n)])
 
-def read_facts(folder: Path, machine: ModelFacts | None = None) -> ModelFacts:
-    """Facts of the model in `folder`, beside what is known of the machine.
-
-    A folder without a readable `config.json` (a model named by its hub id) leaves the model's facts unknown.
-    """
-    known = machine or ModelFacts()
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return known
-    return from_config(config, known) if isinstance(config, dict) else known
+    @property
+    def told_gpu(self) -> str:
+        """The GPUs of one server in a few words; empty where they are not known."""
+        if self.gpu_count == 0:
+            return "none"
+        parts = [
+            f"{self.gpu_count} ×" if self.gpu_count else "",
+            self.gpu_name or ("GPU" if self.gpu_count or self.gpu_memory_gib else ""),
+            f"with {self.gpu_memory_gib:g} GiB" if self.gpu_memory_gib else "",
+            f"(compute capability {self.compute_capability:g})" if self.compute_capability else "",
+        ]
+        return " ".join(part for part in parts if part)
 
 
 def from_config(config: Mapping[str, Any], machine: ModelFacts | None = None) -> ModelFacts:
@@ -51,7 +58,8 @@ def from_config(config: Mapping[str, Any], machine: ModelFacts | None = None) ->
     text = {**config, **inner} if isinstance(inner, dict) else dict(config)
     names = config.get("architectures") or text.get("architectures") or []
     experts = _first(text, "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-    return ModelFacts(
+    return replace(
+        known,
         architecture=str(names[0]) if names else None,
         family=_family(text, experts),
         attention_heads=_first(text, "num_attention_heads"),
@@ -60,12 +68,6 @@ def from_config(config: Mapping[str, Any], machine: ModelFacts | None = None) ->
         experts=experts or 0,
         context_length=_first(text, "max_position_embeddings", "max_seq_len", "seq_length", "n_positions"),
         mtp_layers=_first(text, "num_nextn_predict_layers", "mtp_num_hidden_layers", "n_predict") or 0,
-        gpu_count=known.gpu_count,
-        gpu_memory_gib=known.gpu_memory_gib,
-        compute_capability=known.compute_capability,
-        gpu_name=known.gpu_name,
-        vllm_version=known.vllm_version,
-        flags=known.flags,
     )
 
 

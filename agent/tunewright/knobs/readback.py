@@ -60,6 +60,7 @@ class StartFacts:
     max_concurrency: float | None = None  # requests of full length that the KV cache holds at once
     available_kv_gib: float | None = None
     init_seconds: float | None = None  # profiling, making the KV cache, warming up
+    device_gib: float | None = None  # the whole memory of one GPU
 
 
 def start_facts(log: str) -> StartFacts:
@@ -67,12 +68,14 @@ def start_facts(log: str) -> StartFacts:
     tokens = _last(log, r"KV cache size: ([\d,]+) tokens")
     concurrency = _last(log, r"Maximum concurrency for [\d,]+ tokens per request: ([\d.,]+)x")
     memory = _last(log, r"Available KV cache memory: ([\d.]+) GiB")
+    device = _last(log, r"Free memory on device \([\d.]+/([\d.]+) GiB\)")
     seconds = _last(log, r"init engine \(.*?\) took ([\d.]+) s")
     return StartFacts(
         kv_cache_tokens=int(tokens) if tokens else None,
         max_concurrency=float(concurrency) if concurrency else None,
         available_kv_gib=float(memory) if memory else None,
         init_seconds=float(seconds) if seconds else None,
+        device_gib=float(device) if device else None,
     )
 
 
@@ -85,6 +88,7 @@ def start_memory(log: str) -> StartMemory | None:
         available_kv_gib=facts.available_kv_gib,
         kv_cache_tokens=facts.kv_cache_tokens,
         max_concurrency=facts.max_concurrency,
+        device_gib=facts.device_gib,
     )
 
 

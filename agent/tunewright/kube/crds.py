@@ -192,6 +192,11 @@ def _tuning_status() -> Schema:
             "candidate": _text("Hash of the candidate that was decided on."),
             "spec": _text("Hash of the spec at that moment."),
             "baseline": _text("Hash of the baseline at that moment."),
+            "values": {
+                "type": "object",
+                "description": "Of a candidate that was asked for: its knobs.",
+                "additionalProperties": {"type": "string"},
+            },
         },
         required=["action", "at", "by"],
     )

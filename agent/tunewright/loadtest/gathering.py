@@ -14,7 +14,7 @@ import uvloop
 from tunewright.loadtest.counters import Observer, ServerFacts
 from tunewright.loadtest.job import LoadFailure, LoadJob, Overloaded, Progress
 from tunewright.loadtest.recording import NANO
-from tunewright.loadtest.session import Gate, Raw, Session, Tell, TooBusy
+from tunewright.loadtest.session import Gate, Judge, Raw, Session, Tell, TooBusy
 
 _MOST = 8  # processes
 _LEAD = 0.3  # seconds from the decision to the common start of the window
@@ -23,18 +23,26 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 def gather(
-    job: LoadJob, facts: ServerFacts, observer: Observer, content_seed: int, api_key: str | None, tell: Tell
+    job: LoadJob,
+    facts: ServerFacts,
+    observer: Observer,
+    content_seed: int,
+    api_key: str | None,
+    tell: Tell,
+    judge: Judge | None = None,
 ) -> Raw:
     """Put the load on the server and gather what came back, unjudged. Raises `LoadFailure`.
 
     Where one process fills its core, the load is begun again with twice as many, up to the cores that there are.
+    Only a single process has estimates of `judge` told before its window is over: none of several sees the whole load.
     """
     processes = 1
     while True:
         may_split = _can_split(job, 2 * processes)
         try:
             if processes == 1:
-                return _alone(Session(job, facts, observer, content_seed, api_key, tell, may_split=may_split))
+                session = Session(job, facts, observer, content_seed, api_key, tell, may_split=may_split, judge=judge)
+                return _alone(session)
             return _together(job, processes, facts, observer, content_seed, api_key, tell, may_split)
         except TooBusy as busy:
             processes *= 2

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tunewright.domain.answers import Answer, QualityPrompt, answering_time
-from tunewright.domain.measurement import Measurement
+from tunewright.domain.measurement import Interim, Measurement
 from tunewright.domain.model import Model
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Workload, time_limit
@@ -47,6 +47,7 @@ class LoadJob(Model):
     api_key_file: str | None = None
     ca_file: str | None = Field(default=None, description="PEM file of the authorities to trust for https.")
     endpoint: Endpoint = "completions"
+    interim: bool = Field(default=False, description="Tell estimates before the window is over.")
     token_ids: TokenRange = Field(default_factory=TokenRange)
 
     @model_validator(mode="after")
@@ -77,6 +78,7 @@ class LoadJob(Model):
             prompts=tuple(request.prompts),
             api_key_file=request.api_key_file,
             endpoint="completions" if request.workload.sessions is None else "chat",
+            interim=request.interim,
         )
 
     @property
@@ -92,6 +94,7 @@ class Progress(Model):
 
     share: float = Field(ge=0, le=1)
     detail: str
+    interim: Interim | None = None
 
 
 class LoadResult(Model):

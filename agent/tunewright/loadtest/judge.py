@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tunewright.domain.measurement import GeneratorHealth, Measurement
+from tunewright.domain.measurement import GeneratorHealth, Interim, Measurement
 from tunewright.domain.profile import Source
-from tunewright.domain.tuning import LATENCIES
+from tunewright.domain.tuning import LATENCIES, PERCENTILES
 from tunewright.loadtest import statistics
 from tunewright.loadtest.counters import Counted, Scrape, ServerFacts, disagreements, window_counters
 from tunewright.loadtest.job import LoadFailure, LoadJob, Overloaded
@@ -27,8 +27,27 @@ _IN_FLIGHT_EVENTS = 2  # events of one request that one side has counted and the
 _CUT_EVENTS = 8  # events that a server may still make of a request that was cut off
 
 
+def interim(job: LoadJob, facts: ServerFacts, raw: Raw) -> Interim | None:
+    """What a run that is under way can tell; None while nothing has completed. `raw` ends at the present moment."""
+    try:
+        measured, inside = _judge(job, facts, raw)
+    except LoadFailure:
+        return None
+    least: dict[str, float] = {}
+    for name in LATENCIES:
+        for percentile in PERCENTILES:
+            found = statistics.at_least(getattr(inside, name), int(percentile[1:]) / 100)
+            if found is not None:
+                least[f"{name}{percentile.upper()}"] = found
+    return Interim(measurement=measured, at_least=least)
+
+
 def measurement(job: LoadJob, facts: ServerFacts, raw: Raw) -> Measurement:
     """Judge a run. Raises `LoadFailure` when nothing completed in its window: that is never a number."""
+    return _judge(job, facts, raw)[0]
+
+
+def _judge(job: LoadJob, facts: ServerFacts, raw: Raw) -> tuple[Measurement, Samples]:
     epoch = raw.start_ns
     found = answers(raw.records, job.endpoint, epoch, from_intended=job.workload.open_loop)
     end = (raw.end_ns - epoch) / NANO
@@ -51,7 +70,7 @@ def measurement(job: LoadJob, facts: ServerFacts, raw: Raw) -> Measurement:
             if not latencies[name].count
         ),
     ]
-    return Measurement(
+    measured = Measurement(
         started_at=epoch / NANO,
         duration=end,
         source=Source.of_version(facts.version),
@@ -74,6 +93,7 @@ def measurement(job: LoadJob, facts: ServerFacts, raw: Raw) -> Measurement:
         server=counters,
         void=tuple(void),
     )
+    return measured, inside
 
 
 def notes(job: LoadJob, raw: Raw, result: Measurement) -> list[str]:

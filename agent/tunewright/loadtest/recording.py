@@ -1,5 +1,6 @@
 """What is written down while streams run: raw receive times and counts; nothing is parsed before they end."""
 
+import copy
 import struct
 from collections import deque
 
@@ -50,6 +51,14 @@ class Record:
         self.error: str | None = None
         self.finished_ns = 0
         """0 while it runs."""
+
+    def snapshot(self) -> "Record":
+        """As it is now: the record itself once it has ended, for then nothing changes it any more."""
+        if self.finished_ns:
+            return self
+        found = copy.copy(self)
+        found.stamps, found.merged = bytearray(self.stamps), list(self.merged)
+        return found
 
 
 class Recorder:

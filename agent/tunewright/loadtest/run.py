@@ -21,7 +21,7 @@ from tunewright.loadtest.files import write_atomic
 from tunewright.loadtest.gathering import gather
 from tunewright.loadtest.highest import highest_rate
 from tunewright.loadtest.job import LoadFailure, LoadJob, LoadResult, Progress
-from tunewright.loadtest.judge import measurement, notes
+from tunewright.loadtest.judge import interim, measurement, notes
 from tunewright.loadtest.measure import Answer, answers
 from tunewright.loadtest.quality import quality_answers
 from tunewright.loadtest.report import table
@@ -53,7 +53,9 @@ def _measured(
     job: LoadJob, facts: ServerFacts, observer: Observer, content_seed: int, api_key: str | None, tell: Tell
 ) -> tuple[Measurement, list[str]]:
     if not job.workload.highest:
-        raw = gather(job, facts, observer, content_seed, api_key, tell)
+        plain = job.workload.sessions is None and job.workload.trace is None
+        judge = (lambda raw: interim(job, facts, raw)) if job.interim and plain else None
+        raw = gather(job, facts, observer, content_seed, api_key, tell, judge)
         measured = measurement(job, facts, raw)
         return measured, notes(job, raw, measured)
     runs = itertools.count()

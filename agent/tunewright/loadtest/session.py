@@ -8,8 +8,9 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tunewright.domain.measurement import Interim
 from tunewright.domain.units import format_duration
 from tunewright.loadtest import statistics
 from tunewright.loadtest.client import Client
@@ -39,6 +40,8 @@ _TICK = 0.25
 _BUSY = 0.8
 """Share of a core that a generator may use in its warm-up, where there are cores for more processes."""
 _GATE_LIMIT = 60.0
+LOOKS = (0.35, 0.5, 0.7)
+"""Shares of the window after which an estimate is told, where one is wanted."""
 
 
 @dataclass
@@ -65,8 +68,11 @@ class Raw:
     remarks: tuple[str, ...] = ()
 
 
+Judge = Callable[[Raw], Interim | None]
+
+
 class Session:
-    """Runs one job against one server."""
+    """Runs one job against one server. `judge` estimates from what was gathered so far."""
 
     def __init__(
         self,
@@ -80,11 +86,14 @@ class Session:
         gate: Gate | None = None,
         scraping: bool = True,
         may_split: bool = False,
+        judge: Judge | None = None,
     ) -> None:
         """`gate` holds the window back for other processes of the same load; without `scraping` another one reads the
         server's metrics. Where it `may_split`, `run` raises `TooBusy` instead of measuring with a core that is full."""
         self._gate, self._scraping, self._may_split = gate, scraping, may_split
         self._job = job
+        self._judge = judge
+        self._interim: Interim | None = None
         self._observer = observer
         self._tell = tell
         self._told = 0.0
@@ -187,6 +196,7 @@ class Session:
         raw.end_ns = raw.start_ns + round(duration * NANO)
         cpu = time.process_time()
         scrapes = asyncio.create_task(self._scrape_window(duration))
+        looks = asyncio.create_task(self._look_ahead(duration))
         try:
             await self._ticks(duration, "measuring")
             late = max(1.0, (time.time_ns() - raw.start_ns) / NANO / duration)  # the last sleep may have ended late
@@ -195,6 +205,24 @@ class Session:
             await scrapes
         finally:
             scrapes.cancel()
+            looks.cancel()
+
+    async def _look_ahead(self, duration: float) -> None:
+        """Estimates from what has come so far; in a thread, as they take some ten milliseconds."""
+        began = time.monotonic()
+        if self._judge is None:
+            return
+        for share in LOOKS:
+            await asyncio.sleep(began + share * duration - time.monotonic())
+            raw = self._raw
+            now = replace(
+                raw,
+                records=[record.snapshot() for record in raw.records],
+                end_ns=time.time_ns(),
+                before=None,  # the server's counts are checked at the end
+                window=[],
+            )
+            self._interim = await asyncio.to_thread(self._judge, now)
 
     async def _scrape_window(self, duration: float) -> None:
         """The first and last give the server's side of the window, those between the highest use of its cache."""
@@ -271,7 +299,7 @@ class Session:
         elapsed = (time.time_ns() - (raw.start_ns or raw.load_started_ns)) / NANO
         share = 0.5 + 0.45 * elapsed / job.duration if raw.start_ns else 0.5 * elapsed / max(job.max_warmup, 1.0)
         detail = f"{doing}: {self._recorder.completed} requests completed, {self._recorder.in_flight} in flight"
-        self._tell(Progress(share=min(max(share, 0.0), 0.95), detail=detail))
+        self._tell(Progress(share=min(max(share, 0.0), 0.95), detail=detail, interim=self._interim))
 
 
 def _clock_offset() -> int | None:

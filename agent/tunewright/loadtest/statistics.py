@@ -27,6 +27,13 @@ def latency(samples: Floats) -> Latency:
     return Latency(count=len(samples), mean=float(samples.mean()), p50=p50, p90=p90, p95=p95, p99=p99)
 
 
+def at_least(samples: Floats, q: float, sds: float = 3.0) -> float | None:
+    """What the q-quantile surely has, by the order statistic `sds` below it; None with too few samples to say."""
+    n = len(samples)
+    rank = math.floor(n * q - sds * math.sqrt(n * q * (1 - q)))
+    return float(np.partition(samples, rank - 1)[rank - 1]) if rank >= 1 else None
+
+
 def rate(times: Floats, weights: Floats, start: float, end: float) -> Estimate:
     """Weight per second over [start, end] with a 95 % interval by batch means.
 

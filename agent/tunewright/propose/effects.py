@@ -45,6 +45,10 @@ class Fit:
         variance = float(mask @ self.covariance @ mask)
         return float(mask @ self.mean) + _WIDTH * math.sqrt(max(0.0, variance))
 
+    def middle(self, chosen: Sequence[Effect]) -> float:
+        """What these effects together are expected to be worth; 0 for one that was never seen."""
+        return sum(float(self.mean[self.effects.index(effect)]) for effect in chosen if effect in self.effects)
+
 
 def fit_effects(baseline: Candidate, trials: Sequence[TrialRecord]) -> Fit | None:
     """Fit the effects to every measured trial; None when nothing was measured, or the objective changes its sign."""

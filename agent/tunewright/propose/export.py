@@ -41,6 +41,7 @@ def export_study(record: TuningRecord, trials: Sequence[TrialRecord], *, storage
                     "reason": trial.reason,
                     "outcome": trial.outcome.value if trial.outcome is not None else "",
                     "failure": trial.failure.cause if trial.failure is not None else "",
+                    "stopped": trial.stopped or "",
                     "slo_margin": trial.slo_margin,
                 },
             )

@@ -21,6 +21,7 @@ from tunewright.propose.encoding import Array, Encoding, Rows
 from tunewright.propose.lessons import machine_fault
 
 _LOGGED = 0.05  # GiB by which two starts of one configuration differ
+_LOGGED_EARLIER = 0.5  # the same, of an earlier tuning
 _CENSORED = 1.0  # GiB by which "no memory is left" may be short of it
 _TOLD = re.compile(r"available KV cache memory \(([\d.]+) GiB\)")
 _SLOPES = ((0.35, 0.25), (0.15, 0.15), (0.8, 0.6), (1.0, 1.5))
@@ -30,7 +31,14 @@ _SLOPES = ((0.35, 0.25), (0.15, 0.15), (0.8, 0.6), (1.0, 1.5))
 class MemoryModel:
     """Lessons in memory of a list of trials, to be asked about rows of candidates."""
 
-    def __init__(self, trials: Sequence[TrialRecord], encoding: Encoding, facts: ModelFacts) -> None:
+    def __init__(
+        self,
+        trials: Sequence[TrialRecord],
+        encoding: Encoding,
+        facts: ModelFacts,
+        earlier: Sequence[tuple[Candidate, float]] = (),
+    ) -> None:
+        """`earlier`: GiB for the KV cache that starts of earlier tunings logged; other things may have changed."""
         self._encoding, self._hybrid = encoding, facts.family is Family.HYBRID
         total = facts.gpu_memory_gib
         memory, spread = (total, 0.02 * total) if total else (80.0, 60.0)
@@ -40,6 +48,8 @@ class MemoryModel:
         self._per_token: list[tuple[Rows, float]] = []
         self.known = False
         self._last: tuple[bytes, tuple[Array, Array]] = (b"", (np.zeros(0), np.zeros(0)))
+        for candidate, available in earlier:
+            self._update(encoding.rows([candidate]), available, _LOGGED_EARLIER)
         for trial in trials:
             if not machine_fault(trial):
                 self._learn(trial)

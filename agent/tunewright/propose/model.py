@@ -17,8 +17,9 @@ from tunewright.propose.beliefs import Beliefs
 from tunewright.propose.encoding import Encoding, Rows
 from tunewright.propose.lessons import machine_fault
 from tunewright.propose.memory import MemoryModel
+from tunewright.propose.prior import Prior
 from tunewright.propose.space import Space
-from tunewright.propose.surrogate import Surrogate
+from tunewright.propose.surrogate import Elsewhere, Surrogate
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -85,7 +86,8 @@ class KnobSampler(optuna.samplers.BaseSampler):
     """A sampler of Optuna's kind: one draw maximises expected improvement under what beliefs and trials tell."""
 
     def __init__(self, encoding: Encoding, beliefs: Beliefs, memory: MemoryModel, usable: Callable[[Rows], bool],
-                 beginnings: Sequence[Rows], pending: Rows, seed: int) -> None:  # fmt: skip
+                 beginnings: Sequence[Rows], pending: Rows, prior: Prior, seed: int) -> None:  # fmt: skip
+        self._prior = prior
         self._encoding, self._beliefs, self._memory = encoding, beliefs, memory
         self._usable, self._beginnings, self._pending, self._seed = usable, beginnings, pending, seed
         self.drawn: tuple[Rows, float, float] | None = None
@@ -132,20 +134,33 @@ class KnobSampler(optuna.samplers.BaseSampler):
         outcomes = np.log(values) if values[0] > 0 else -np.log(-values)
         rows = np.array([trial.user_attrs["row"] for trial in measured], dtype=np.int64)
         violations = np.array([trial.constraints[_CONSTRAINT] for trial in measured])
-        objective = self._fit(rows, outcomes)
+        objective = self._fit(rows, outcomes, self._elsewhere(latency=values[0] < 0))
         slo = None
         if violations.max() > _NEAR_A_BOUND - 1:
             ratios = np.log(np.maximum(1 + violations, 1e-3))
-            slo = Surrogate(self._beliefs, rows, ratios, prior_mean=False, widen=_SLO_WIDER)
+            told = self._elsewhere(slo=True)
+            slo = Surrogate(self._beliefs, rows, ratios, prior_mean=False, widen=_SLO_WIDER, elsewhere=told)
         return Outlook(self._encoding, objective, slo, self._memory, rows[violations <= 0], rows)
 
-    def _fit(self, rows: Rows, outcomes: np.ndarray) -> Surrogate:
-        fitted = Surrogate(self._beliefs, rows, outcomes)
+    def _elsewhere(self, *, latency: bool = False, slo: bool = False) -> Elsewhere | None:
+        """What earlier tunings measured, as logs of the objective, or of the worst latency over its bound."""
+        told = self._prior.measured
+        values = [(1 - (one.slo_margin or 0.0)) if slo else abs(one.objective or 1.0) for one in told]
+        if not told or min(values) <= 0:
+            return None
+        outcomes = np.log(values) * (-1 if latency and not slo else 1)
+        groups = {name: number for number, name in enumerate(dict.fromkeys(one.tuning for one in told))}
+        rows = self._encoding.rows([one.candidate for one in told])
+        return Elsewhere(rows, outcomes, np.array([groups[one.tuning] for one in told]))
+
+    def _fit(self, rows: Rows, outcomes: np.ndarray, told: Elsewhere | None) -> Surrogate:
+        fitted = Surrogate(self._beliefs, rows, outcomes, elsewhere=told)
         if not len(self._pending):
             return fitted
         # Trials that still run count as if they had come out as expected, so that they are not drawn again beside.
         expected = fitted.at(self._pending).mean
-        return Surrogate(self._beliefs, np.vstack([rows, self._pending]), np.concatenate([outcomes, expected]))
+        all_rows, all_outcomes = np.vstack([rows, self._pending]), np.concatenate([outcomes, expected])
+        return Surrogate(self._beliefs, all_rows, all_outcomes, elsewhere=told)
 
 
 def draw(
@@ -155,15 +170,16 @@ def draw(
     facts: ModelFacts,
     usable: Callable[[Candidate], bool],
     seed: int,
+    prior: Prior | None = None,
 ) -> Draw | None:
     """The sampler's draw from a study of these trials; None while it knows nothing, or when nothing usable is left.
 
     Deterministic: equal input, equal draw.
     """
-    seen, encoding = observations(trials), Encoding(space)
+    seen, encoding, prior = observations(trials), Encoding(space), prior or Prior()
     if not space.axes or not any(one.objective is not None for one in seen):
         return None
-    memory = MemoryModel(trials, encoding, facts)
+    memory = MemoryModel(trials, encoding, facts, prior.memory)
     latency = any((one.objective or 0.0) < 0 for one in seen)
     beliefs = Beliefs(encoding, memory, profile, facts, latency=latency)
     known: dict[bytes, bool] = {}
@@ -176,7 +192,7 @@ def draw(
 
     pending = encoding.rows([trial.candidate for trial in trials if trial.outcome is None])
     unset = encoding.rows([space.tidy(space.fixed)])[0]
-    sampler = KnobSampler(encoding, beliefs, memory, usable_row, [unset], pending, seed)
+    sampler = KnobSampler(encoding, beliefs, memory, usable_row, [unset], pending, prior, seed)
     study = _study(space, seen, encoding, sampler)
     study.ask(distributions(space))
     if sampler.drawn is None:

@@ -7,17 +7,19 @@ from itertools import product
 
 from tunewright.domain.candidate import Candidate, content_hash
 from tunewright.domain.profile import TrafficProfile
-from tunewright.domain.state import TrialOutcome, TrialRecord
+from tunewright.domain.state import Earlier, SearchInputs, TrialOutcome, TrialRecord
 from tunewright.domain.tuning import Load, Search
 from tunewright.knobs.catalogue import is_lossy
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.validity import problems
 from tunewright.ports import Proposal
+from tunewright.propose.asked import read_asked
 from tunewright.propose.effects import Effect, effects_of, fit_effects
 from tunewright.propose.encoding import Encoding
 from tunewright.propose.lessons import Lessons
 from tunewright.propose.memory import MemoryModel
 from tunewright.propose.model import Observation, best, draw, observations
+from tunewright.propose.prior import Prior
 from tunewright.propose.space import Space, build_space, check_search
 from tunewright.propose.starts import starts
 
@@ -36,33 +38,46 @@ _UNITS = ({"speculative_method", "num_speculative_tokens"},)
 class OptunaProposer:
     """The proposer on an Optuna study. Raises `Refused` at once when the search names what does not exist.
 
+    `facts` are of the model and the machine, or are asked for at each proposal where they come to be known later.
     `load` tells what the trials will send, where the spec says so and not the traffic.
     """
 
-    def __init__(self, search: Search, facts: ModelFacts, load: Load | None = None) -> None:
+    def __init__(self, search: Search, facts: ModelFacts | Callable[[], ModelFacts], load: Load | None = None) -> None:
         check_search(search)
-        self._search, self._facts = search, facts
+        for index, values in enumerate(search.candidates):
+            read_asked(search, values, f"spec.search.candidates[{index}]")
+        self._search = search
+        self._told_facts = facts
         self._load = load or Load()
-        self._exhausted: tuple[Candidate, tuple[TrialRecord, ...]] | None = None
+        self._exhausted: tuple[Candidate, tuple[TrialRecord, ...], ModelFacts] | None = None
 
     def propose(
-        self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
+        self,
+        baseline: Candidate,
+        trials: Sequence[TrialRecord],
+        profile: TrafficProfile | None,
+        earlier: Sequence[Earlier] = (),
     ) -> Proposal | None:
         """A candidate that was not tried yet and may run; None when the space is exhausted."""
-        asked = (baseline, tuple(trials))
+        facts = self._facts_with(trials)
+        asked = (baseline, tuple(trials), facts)
         if asked == self._exhausted:  # asked over and over while the last trials run, beside what is measured
             return None
-        proposal = self._propose(baseline, trials, _as_sent(profile, self._load))
+        proposal = self._propose(baseline, trials, _as_sent(profile, self._load), facts, Prior.of(earlier, trials))
         self._exhausted = asked if proposal is None else None
         return proposal
 
     def _propose(
-        self, baseline: Candidate, trials: Sequence[TrialRecord], profile: TrafficProfile | None
+        self,
+        baseline: Candidate,
+        trials: Sequence[TrialRecord],
+        profile: TrafficProfile | None,
+        facts: ModelFacts,
+        prior: Prior,
     ) -> Proposal | None:
-        facts = self._facts_with(trials)
         space = build_space(self._search, facts, baseline, trials)
         lessons = Lessons(trials, space.defaults)
-        memory = MemoryModel(trials, Encoding(space), facts)
+        memory = MemoryModel(trials, Encoding(space), facts, prior.memory)
         searched = [axis.name for axis in space.axes]
 
         def fitted(candidate: Candidate) -> Candidate:
@@ -70,10 +85,11 @@ class OptunaProposer:
 
         def usable(candidate: Candidate) -> bool:
             fresh = candidate.hash not in lessons.tried and candidate != baseline
-            known = not fresh or lessons.objection(candidate) or problems(candidate, facts)
+            known = not fresh or candidate.hash in prior.failed
+            known = known or bool(lessons.objection(candidate) or problems(candidate, facts))
             return not known and memory.chance(candidate) >= _LIKELY_TO_START
 
-        for proposal in self._ideas(space, usable, baseline, trials, profile, facts):
+        for proposal in self._ideas(space, usable, baseline, trials, profile, facts, prior):
             clamped = fitted(proposal.candidate)
             if usable(clamped):
                 told = "" if clamped == proposal.candidate else ", within the bounds that earlier starts told"
@@ -88,16 +104,45 @@ class OptunaProposer:
         trials: Sequence[TrialRecord],
         profile: TrafficProfile | None,
         facts: ModelFacts,
+        prior: Prior,
     ) -> Iterator[Proposal]:
         """Everything worth asking about, the most promising first; finite."""
-        yield from starts(space, baseline, trials, profile, facts)
+        if prior.best is not None:
+            yield Proposal(space.tidy({**space.fixed, **prior.best.values}), "the best of an earlier tuning")
+        if not prior.tells_enough:
+            yield from starts(space, baseline, trials, profile, facts)
         seed = int(content_hash([self._search.seed, len(trials)]), 16) % 2**31
-        drawn = draw(space, trials, profile, facts, usable, seed)
+        drawn = draw(space, trials, profile, facts, usable, seed, prior)
         if drawn is not None:
             yield Proposal(drawn.candidate, f"expected to give {drawn.gain:+.0%} ± {drawn.sd:.0%} over the best so far")
         seen = observations(trials)
         yield from _neighbours(space, seen, random.Random(seed))
         yield from _everything(space, random.Random(seed))
+
+    def inputs(self, baseline: Candidate, trials: Sequence[TrialRecord]) -> SearchInputs:
+        """What is known and what is left alone, for people."""
+        facts = self._facts_with(trials)
+        space, flags = build_space(self._search, facts, baseline, trials), facts.flags
+        return SearchInputs(
+            version=facts.vllm_version or "",
+            model=facts.told_model,
+            gpu=facts.told_gpu,
+            searched=tuple(axis.name for axis in space.axes),
+            flags_unknown=facts.flags_unknown if flags is None else "",
+            missing=tuple(flags.missing()) if flags is not None else (),
+            renamed=flags.renamed() if flags is not None else {},
+            not_tuned=tuple(flags.not_tuned()) if flags is not None else (),
+        )
+
+    def objection(self, candidate: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> str | None:
+        """Why a candidate that a person asked for can't run here; None when it may.
+
+        What is only unlikely, as for want of memory, is tried: a person may know better.
+        """
+        if candidate == baseline:
+            return "it is what production runs"
+        found = problems(candidate, self._facts_with(trials))
+        return "; ".join(found) or None
 
     def simplify(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Candidate:
         """`winner` without the knobs that the trials show to be worth no more than the noise.
@@ -127,17 +172,38 @@ class OptunaProposer:
             current, dropped = simpler, names
         return current
 
+    def rungs(self, winner: Candidate, baseline: Candidate, trials: Sequence[TrialRecord]) -> Sequence[Candidate]:
+        """The ladder between baseline and winner, the change worth most first, as far as the trials tell.
+
+        Knobs that only mean something together are one change; so is what vLLM would refuse without the next.
+        """
+        facts, fit = self._facts_with(trials), fit_effects(baseline, trials)
+        units = _units(winner, baseline)
+        if fit is not None:
+            units.sort(key=lambda names: -fit.middle(_effects(winner, baseline, names)))
+        found, current = [], baseline
+        for unit in units[:-1]:
+            for name in unit:
+                current = current.with_value(name, winner.values.get(name))
+            if not problems(current, facts):
+                found.append(current)
+        return found
+
     def lossy(self, candidate: Candidate, baseline: Candidate) -> Sequence[str]:
         """The knobs by which `candidate` can change answers where `baseline` does not."""
         changed = candidate.differences(baseline)
         return [name for name, (own, _) in changed.items() if own is not None and is_lossy(name, own)]
 
     def _facts_with(self, trials: Sequence[TrialRecord]) -> ModelFacts:
-        """The facts, with the version that answered in the trials where it was not known before."""
-        if self._facts.vllm_version is not None:
-            return self._facts
+        """The facts, with what the trials' own servers told where it was not known before: version and GPU memory."""
+        facts = self._told_facts if isinstance(self._told_facts, ModelFacts) else self._told_facts()
         versions = [trial.measurement.vllm_version for trial in trials if trial.measurement is not None]
-        return replace(self._facts, vllm_version=versions[-1]) if versions else self._facts
+        if facts.vllm_version is None and versions:
+            facts = replace(facts, vllm_version=versions[-1])
+        memory = [trial.memory.device_gib for trial in trials if trial.memory is not None and trial.memory.device_gib]
+        if facts.gpu_memory_gib is None and memory:
+            facts = replace(facts, gpu_memory_gib=memory[0])
+        return facts
 
 
 def _as_sent(profile: TrafficProfile | None, load: Load) -> TrafficProfile | None:

@@ -13,6 +13,10 @@ _TOGETHER = 0.12
 """Sd of what no sum of single effects explains, in log objective."""
 _ANYWHERE = 4.0
 """Variance of the level itself: it is told by the first trial."""
+_SHIFT = 1.0
+"""Sd of an earlier tuning's level against this one's: other traffic, another day."""
+_OTHERWISE = 0.5
+"""Variance of what a run elsewhere had of its own, over that of effects: a knob may be worth more or less here."""
 _SCALES = (0.6, 1.0, 1.6)
 """Factors on the beliefs' sds that are weighed against the data."""
 _NOISES = (0.015, 0.03, 0.06)
@@ -26,24 +30,54 @@ class Posterior:
     sd: Array
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """Outcomes of earlier tunings, each run of them a group with a level of its own, which tells nothing here."""
+
+    rows: Rows
+    outcomes: Array
+    groups: Rows
+
+
 class Surrogate:
     """Fitted to rows and their outcomes (logs). `mean` of the beliefs is taken off first where `prior_mean` is on."""
 
-    def __init__(self, beliefs: Beliefs, rows: Rows, outcomes: Array, *, prior_mean: bool = True, widen: float = 1.0):
-        self._beliefs, self._rows = beliefs, rows
+    def __init__(
+        self,
+        beliefs: Beliefs,
+        rows: Rows,
+        outcomes: Array,
+        *,
+        prior_mean: bool = True,
+        widen: float = 1.0,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._beliefs = beliefs
         self._prior_mean = prior_mean
         self._carried = {id(feature): _carried(feature) for feature in beliefs.features}
+        own = len(rows)
+        together = np.zeros((own, own))
+        if elsewhere is not None:
+            rows, outcomes = np.vstack([rows, elsewhere.rows]), np.concatenate([outcomes, elsewhere.outcomes])
+            groups = np.concatenate([np.full(own, -1), elsewhere.groups])
+            together = ((groups[:, None] == groups[None, :]) & (groups[:, None] >= 0)).astype(np.float64)
+        self._rows = rows
         rest = outcomes - self._offset(rows)
         best: tuple[float, float, float] | None = None
         base = self._kernel(rows, rows, 1.0)
+
+        def gram(scale: float, noise: float) -> Array:
+            known = base * scale**2
+            otherwise = together * (_OTHERWISE * known + _SHIFT**2)
+            return np.asarray(known + otherwise + _ANYWHERE + noise**2 * np.eye(len(rest)), dtype=np.float64)
+
         for scale in _SCALES:
             for noise in _NOISES:
-                score = _likelihood(base * (widen * scale) ** 2, rest, noise) - _unlikely(scale)
+                score = _likelihood(gram(widen * scale, noise), rest) - _unlikely(scale)
                 if best is None or score > best[0]:
                     best = (score, widen * scale, noise)
         self._scale, self.noise = best[1:] if best is not None else (widen, _NOISES[1])
-        gram = base * self._scale**2 + _ANYWHERE + self.noise**2 * np.eye(len(rows))
-        self._inverse = np.linalg.inv(gram)
+        self._inverse = np.linalg.inv(gram(self._scale, self.noise))
         self._weights = self._inverse @ rest
 
     def at(self, rows: Rows) -> Posterior:
@@ -81,8 +115,7 @@ def _carried(feature: Feature) -> Array:
     return np.asarray(feature.likeness**weight, dtype=np.float64)
 
 
-def _likelihood(kernel: Array, rest: Array, noise: float) -> float:
-    gram = kernel + _ANYWHERE + noise**2 * np.eye(len(rest))
+def _likelihood(gram: Array, rest: Array) -> float:
     factor = cho_factor(gram, lower=True)
     return float(-0.5 * rest @ cho_solve(factor, rest) - np.log(np.diag(factor[0])).sum())
 

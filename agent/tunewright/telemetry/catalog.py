@@ -72,7 +72,7 @@ DRIFT_THRESHOLD = _of_tuning("tuning_drift_threshold_ratio", "Drift past which t
 
 TRIALS = _of_tuning(
     "tuning_trials",
-    "Trials by purpose (baseline, search, confirm) and outcome (complete, infeasible, failed, running).",
+    "Trials by purpose (baseline, search, confirm) and outcome (complete, infeasible, stopped, failed, running).",
     "purpose", "outcome",
 )  # fmt: skip
 TRIALS_BUDGET = _of_tuning("tuning_trials_budget", "Trials that the search may take.")

@@ -44,6 +44,7 @@ _SPANS = re.compile(r"\d+(\.\d+)? ?s\b")
 _OUTCOME_STYLE = {
     TrialOutcome.COMPLETE: "green",
     TrialOutcome.INFEASIBLE: "yellow",
+    TrialOutcome.STOPPED: "blue",
     TrialOutcome.FAILED: "red",
 }
 _GOOD_ENDS = {Phase.PROMOTED, Phase.RECOMMENDED}
@@ -215,6 +216,8 @@ def trial_title(trial: TrialRecord) -> str:
             return f"baseline (trial {trial.number})"
         case TrialPurpose.CONFIRM:
             return f"round {trial.round} (trial {trial.number})"
+        case TrialPurpose.LADDER:
+            return f"ladder, step {trial.round} (trial {trial.number})"
         case TrialPurpose.SEARCH:
             return f"trial {trial.number}"
 
@@ -239,6 +242,8 @@ def trial_line(record: TuningRecord, trials: Sequence[TrialRecord], trial: Trial
         parts.append(f"misses the SLO by {-trial.slo_margin:.0%}")
     if trial.start_seconds is not None:
         parts.append(f"started in {seconds(trial.start_seconds)}")
+    if trial.stopped is not None:
+        parts.append(trial.stopped)
     return f"{outcome}: {what}: {', '.join(parts)} [{measured.source}, 1 run]"
 
 

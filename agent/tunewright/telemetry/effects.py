@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tunewright.domain.candidate import Candidate, KnobValue
-from tunewright.domain.state import TrialRecord
+from tunewright.domain.state import TrialPurpose, TrialRecord
 from tunewright.domain.tuning import Objective
-from tunewright.propose.effects import Fit, effects_of, fit_effects
+from tunewright.propose.effects import NOISE, Fit, effects_of, fit_effects
 
 WIDTH = 1.645
 """Half-width in standard deviations: one effect in ten lies outside of its interval."""
@@ -77,6 +77,63 @@ def ladder(
         measured = _ratio(objective, here, base) if here is not None and base is not None else None
         rungs.append(Rung(effect, gain, measured))
     return rungs
+
+
+@dataclass(frozen=True)
+class MeasuredRung:
+    """One step of the measured ladder: what it changes, its own gain, and that of all up to here.
+
+    The interval is at 90 %, by the noise between fresh starts; `runs` is how many of this configuration there were.
+    """
+
+    changes: tuple[str, ...]
+    gain: float
+    low: float
+    high: float
+    so_far: float
+    runs: int
+
+
+def measured_ladder(
+    objective: Objective, baseline: Candidate, ladder: Sequence[Candidate], winner: Candidate,
+    trials: Sequence[TrialRecord],
+) -> list[MeasuredRung]:  # fmt: skip
+    """From baseline to winner by what was measured; a step that could not be measured is one with the next.
+
+    Empty unless both ends and at least one step between were measured.
+    """
+    fit = fit_effects(baseline, trials)
+    noise = fit.noise if fit is not None else NOISE
+    seen = [(c, _values(trials, c, confirmed=c.hash in (baseline.hash, winner.hash))) for c in (*ladder, winner)]
+    known = [(candidate, values) for candidate, values in seen if values]
+    first = _values(trials, baseline, confirmed=True)
+    if not first or len(known) < 2 or known[-1][0] != winner:
+        return []
+    found, last, before = [], baseline, first
+    base = sum(first) / len(first)
+    for candidate, values in known:
+        mean, old = sum(values) / len(values), sum(before) / len(before)
+        step = _log_gain(objective, _ratio(objective, mean, old) or 0.0)
+        reach = WIDTH * noise * math.sqrt(1 / len(values) + 1 / len(before))
+        found.append(
+            MeasuredRung(
+                changes=tuple(candidate.differences(last)),
+                gain=_gain(objective, step),
+                low=_gain(objective, step - reach),
+                high=_gain(objective, step + reach),
+                so_far=_ratio(objective, mean, base) or 0.0,
+                runs=len(values),
+            )
+        )
+        last, before = candidate, values
+    return found
+
+
+def _values(trials: Sequence[TrialRecord], candidate: Candidate, *, confirmed: bool) -> list[float]:
+    """Objectives of one configuration: of the ends from the confirming rounds, where they were measured in turns."""
+    wanted = TrialPurpose.CONFIRM if confirmed else TrialPurpose.LADDER
+    mine = [t for t in trials if t.candidate.hash == candidate.hash and t.purpose is wanted]
+    return [t.objective for t in mine if t.objective is not None]
 
 
 def together(objective: Objective, one: float, other: float) -> float:

@@ -61,9 +61,7 @@ def baseline_objective(trials: Sequence[TrialRecord]) -> float | None:
 def best_trial(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     """The feasible trial with the best objective, confirming runs apart; None when none is feasible yet."""
     feasible = [
-        trial
-        for trial in trials
-        if trial.purpose is not TrialPurpose.CONFIRM and trial.outcome is TrialOutcome.COMPLETE and is_judged(trial)
+        trial for trial in trials if trial.of_search and trial.outcome is TrialOutcome.COMPLETE and is_judged(trial)
     ]
     return max(feasible, key=lambda trial: trial.objective or -math.inf, default=None)
 

@@ -200,7 +200,7 @@ class KubernetesLoadTest:
         if now - read_at >= 2.0:
             news = deliver.last_progress(pods.log_of(self._kube, pod, _CONTAINER, lines=5))
             if news is not None:
-                status = LoadStatus(LoadPhase.RUNNING, news.detail, progress=news.share)
+                status = LoadStatus(LoadPhase.RUNNING, news.detail, progress=news.share, interim=news.interim)
             self._running[run_id] = (now, status)
         return status
 

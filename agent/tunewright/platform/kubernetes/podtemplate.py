@@ -100,6 +100,29 @@ class PodTemplate:
         return _option(self._words, "--served-model-name")
 
     @property
+    def words(self) -> list[str]:
+        """The words that run vLLM, as far as the template has them: the image's own entry point is not among them."""
+        return list(self._words)
+
+    @property
+    def model_path(self) -> str | None:
+        """The folder or hub id of the model, as `--model` or the word after `serve` names it."""
+        named = _option(self._words, "--model")
+        after = [word for before, word in pairwise(["serve", *self._words]) if before == "serve"]
+        positional = next((word for word in after if not word.startswith("-") and word != "serve"), None)
+        return named or (positional if positional and not positional.startswith("vllm.") else None)
+
+    @property
+    def pod_spec(self) -> Json:
+        """The pod's spec as it is: not to be changed."""
+        spec: Json = self._template.get("spec", {})
+        return spec
+
+    def option(self, flag: str) -> str | None:
+        """The value of a flag on the command line; None where it is not given."""
+        return _option(self._words, flag)
+
+    @property
     def api_key(self) -> str | SecretKey | None:
         """The server's API key: as plain text, or where it lies."""
         plain = _option(self._words, "--api-key")

@@ -219,7 +219,8 @@ class KubernetesSpare:
             detail = f"{detail}; {unproven}"
         if waited > self._start_timeout:
             return self._failed(trial_id, pod, template, hung=True)
-        return ServerStatus(ServerPhase.STARTING, detail=f"{detail}; /health: {state}", url=url)
+        detail = f"{detail}; /health: {state}"
+        return ServerStatus(ServerPhase.STARTING, detail=detail, url=url, start_seconds=waited)
 
     def _prove(self, trial_id: str, pod: Json, template: PodTemplate, url: str, waited: float) -> ServerStatus:
         """It has completed a token: is it as launched? What is found is kept with the pod."""

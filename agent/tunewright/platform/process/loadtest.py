@@ -119,7 +119,7 @@ def _running(folder: _Folder) -> LoadStatus:
         news = Progress.model_validate_json(folder.progress.read_bytes())
     except (OSError, ValidationError):  # not written yet
         return LoadStatus(LoadPhase.RUNNING, "starting")
-    return LoadStatus(LoadPhase.RUNNING, news.detail, progress=news.share)
+    return LoadStatus(LoadPhase.RUNNING, news.detail, progress=news.share, interim=news.interim)
 
 
 def _ended(folder: _Folder, code: int | None) -> LoadStatus:

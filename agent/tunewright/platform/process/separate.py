@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from tunewright.domain.tuning import Spare, Target
@@ -24,10 +24,10 @@ def shared_gpus(target: Target, spare: Spare) -> str:
     """
     if shutil.which("nvidia-smi") is None:
         return ""
-    ours = target.command and target.replicas > 0 and not _simulated(target.command)
+    ours = target.command and target.replicas > 0 and not simulated(target.command)
     if ours and (found := _shared_with_production(target, spare)):
         return found
-    return "" if _simulated(spare.command or target.command) else _shared_by_spares(target, spare)
+    return "" if simulated(spare.command or target.command) else _shared_by_spares(target, spare)
 
 
 def _shared_with_production(target: Target, spare: Spare) -> str:
@@ -59,7 +59,8 @@ def _shared_by_spares(target: Target, spare: Spare) -> str:
     return ""
 
 
-def _simulated(command: tuple[str, ...]) -> bool:
+def simulated(command: Sequence[str]) -> bool:
+    """Whether the servers are simulated: then this machine's own GPUs are not theirs."""
     return any("tunewright" in word for word in command[:3])
 
 

@@ -155,7 +155,8 @@ class Server:
         if ready is not None:
             return self._watch_ready(launch, child, ready)
         waited = self._elapsed("launch", launch.at)
-        return ServerStatus(ServerPhase.STARTING, detail=f"starting for {waited:.0f} s", url=_url(launch))
+        detail = f"starting for {waited:.0f} s"
+        return ServerStatus(ServerPhase.STARTING, detail=detail, url=_url(launch), start_seconds=waited)
 
     # --- starting, being ready, failing ---
 
@@ -178,7 +179,8 @@ class Server:
                 return status
         if waited > launch.start_timeout:
             return _failed(self._explain(child, hung=True))
-        return ServerStatus(ServerPhase.STARTING, detail=f"{detail}; /health: {state}", url=_url(launch))
+        detail = f"{detail}; /health: {state}"
+        return ServerStatus(ServerPhase.STARTING, detail=detail, url=_url(launch), start_seconds=waited)
 
     def _prove(self, launch: Launch, child: children.Child) -> ServerStatus:
         """It says it is healthy: let it complete a token, and see that it is the one we launched, as we launched it."""

@@ -63,4 +63,5 @@ def report_data(
 
 def all_decisions(record: TuningRecord, decisions: Sequence[Decision]) -> list[Decision]:
     """The store's decisions and the record's, each once, oldest first."""
-    return sorted({*decisions, *record.decisions}, key=lambda decision: decision.at)
+    found = {decision.model_dump_json(): decision for decision in (*decisions, *record.decisions)}
+    return sorted(found.values(), key=lambda decision: decision.at)

@@ -33,13 +33,18 @@ _LONG_NAMES = {
     "itl": "Inter-token latency (ITL)",
     "e2e": "Whole request (E2E)",
 }
-_KINDS = {TrialOutcome.COMPLETE: "good", TrialOutcome.INFEASIBLE: "warn", TrialOutcome.FAILED: "bad"}
+_KINDS = {
+    TrialOutcome.COMPLETE: "good",
+    TrialOutcome.INFEASIBLE: "warn",
+    TrialOutcome.STOPPED: "plain",
+    TrialOutcome.FAILED: "bad",
+}
 
 
 def trials_section(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     """The search: every trial in a chart over time and in a table."""
     objective, base = record.tuning.spec.objective, baseline_objective(trials)
-    shown = sorted((t for t in trials if t.purpose is not TrialPurpose.CONFIRM), key=lambda trial: trial.number)
+    shown = sorted((t for t in trials if t.of_search), key=lambda trial: trial.number)
     if not shown:
         return el("p", "No trial has been started yet.", cls="soft")
     points = [
@@ -86,7 +91,8 @@ def trials_section(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
 
 
 def _why(trial: TrialRecord) -> Raw:
-    return el("div", trial.reason, cls="note") if trial.reason else Raw("")
+    told = [trial.reason, f"Ended early: {trial.stopped}" if trial.stopped else ""]
+    return join(el("div", text, cls="note") for text in told if text)
 
 
 def _outcome(trial: TrialRecord) -> Raw:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tunewright import __version__
 from tunewright.domain.state import Decision, TrialRecord, TuningRecord
 from tunewright.telemetry.facts import seconds
-from tunewright.telemetry.report import answer, cost, measured, story, worth
+from tunewright.telemetry.report import answer, cost, inputs, measured, story, worth
 from tunewright.telemetry.report.data import report_data
 from tunewright.telemetry.report.markup import Raw, el, join
 from tunewright.telemetry.report.style import STYLE
@@ -31,6 +31,7 @@ def render_report(
         ("cost", "What it costs", cost.cost_section(record, trials)),
         ("apply", "How to apply it, how to go back", join((answer.apply_and_back(record, trials), by_hand))),
         ("trials", "Trials", measured.trials_section(record, trials)),
+        ("inputs", "What the search knew", inputs.inputs_section(record)),
         ("rounds", "Confirming rounds", measured.rounds(record, trials)),
         ("tradeoff", "Speed against latency", worth.tradeoff_section(record, trials)),
         ("latency", "Latency against the SLO", measured.latencies(record, trials)),

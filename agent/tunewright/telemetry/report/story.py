@@ -200,7 +200,8 @@ def decisions_section(record: TuningRecord, decisions: Sequence[Decision]) -> Ra
             when(d.at),
             d.action,
             d.by,
-            d.reason or "–",
+            "; ".join([*(f"{knob} {text}" for knob, text in d.values.items()), *([d.reason] if d.reason else [])])
+            or "–",
             el("code", d.candidate or "–"),
             el("code", d.spec or "–"),
             el("code", d.baseline or "–"),
