@@ -15,11 +15,15 @@ from simulate_process import free_port
 from typer.testing import CliRunner
 
 from tunewright.cli.app import app
-from tunewright.cli.tune import _left
+from tunewright.cli.tune import _left, read_file
+from tunewright.clock import SystemClock
+from tunewright.domain.phases import Phase
+from tunewright.domain.state import TuningRecord
 from tunewright.exits import Exit
 from tunewright.platform.process.sockets import is_here
 from tunewright.ports import PortError, Replica, TargetStatus
 from tunewright.store.lock import agent_lock
+from tunewright.store.sqlite import SqliteStore
 
 RUNNER = CliRunner()
 
@@ -361,3 +365,19 @@ class Fleet:
 )
 def test_whoever_stops_it_is_told_what_clients_meet_meanwhile(fleet: Any, told: str) -> None:
     assert _left(fleet) == told
+
+
+# --- what has ended ---
+
+
+def test_whoever_tunes_what_has_ended_is_told_how_it_begins_again(tmp_path: Path) -> None:
+    """It told its old story and ended, as if it had just happened."""
+    load = {"mode": "closedLoop", "concurrency": 1, "promptTokens": 8, "outputTokens": 8}
+    file = write(tmp_path, target={"replicas": 0}, load=load, promotion={"mode": "recommend"})
+    made = read_file(file)
+    (tmp_path / "state").mkdir()
+    store = SqliteStore(tmp_path / "state" / "store.sqlite", SystemClock())
+    store.save(TuningRecord(tuning=made, spec_hash=made.spec.spec_hash, phase=Phase.REJECTED, phase_since=1.0))
+    store.close()
+    out = run("tune", file, tmp_path / "state", "--plain", code=Exit.NO_CHANGE)
+    assert f"It had ended before, in Rejected: nothing was tried. To begin again: tunewright tune {file} --anew" in out

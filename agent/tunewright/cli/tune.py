@@ -72,6 +72,7 @@ def tune(
     with told(), LocalTuning(state, tuning, SystemClock()) as local:
         if anew:
             local.start_anew()
+        before = local.record
         with serve_api(local, listen) as api, Console(plain=plain or None) as console:
             console.tell(f"Production: {local.target.describe()}")
             console.tell(f"REST API: {api.url} with the token in {api.token_file}; docs at {api.url}/docs")
@@ -86,6 +87,9 @@ def tune(
             kept = "" if tuning.spec.offline else f"; {_left(local.target)}"
             print(f"Stopped in {record.phase}. The same command goes on{kept}.")
             raise typer.Exit(Exit.INTERRUPTED)
+        if (record.phase, record.phase_since) == (before.phase, before.phase_since):
+            again = f"tunewright tune {file} --anew"
+            print(f"It had ended before, in {record.phase}: nothing was tried. To begin again: {again}")
         raise typer.Exit(OF_PHASE[record.phase])
 
 
