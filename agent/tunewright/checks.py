@@ -5,6 +5,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,9 @@ from tunewright.propose.space import build_space, check_search
 VERSION_TIMEOUT = 120.0
 """Seconds: the first import of vLLM from a cold disk takes long."""
 
+NOT_FOUND = 127
+"""What wrappers (`taskset`, `env`, a shell) end with when there is no such program."""
+
 MOSTLY_FREE = 0.1
 """Share of the spare GPU's memory that others may hold before a tuning starts."""
 
@@ -41,7 +45,8 @@ class Finding(NamedTuple):
 def run_checks(tuning: Tuning, state: Path, clock: Clock) -> list[Finding]:
     """All checks in the order in which a tuning would meet them."""
     spec = tuning.spec
-    checks: list[tuple[str, Callable[[], str]]] = [("search", partial(_search, tuning))]
+    checks: list[tuple[str, Callable[[], str]]] = [("state", partial(_state, state))]
+    checks.append(("search", partial(_search, tuning)))
     if spec.load.trace is not None:
         checks.append(("trace", partial(check_trace, tuning)))
     if spec.quality.prompts_file is not None:
@@ -69,6 +74,14 @@ def _commands(tuning: Tuning) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "target", tuning.spec.target.command
     if tuning.spec.spare.command:
         yield "spare", tuning.spec.spare.command
+
+
+def _state(state: Path) -> str:
+    """The folder need not be there yet; then it is made in the nearest one that is."""
+    there = next(each for each in (state, *state.parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise Refused(f"{there} is no folder that you may write to; use another --state")
+    return f"in {state}"
 
 
 def _search(tuning: Tuning) -> str:
@@ -103,6 +116,9 @@ def _prompts(path: Path) -> str:
 def _command(words: tuple[str, ...], environment: dict[str, str]) -> str:
     command = Command(words, environment)
     problems = command.problems(command.baseline)
+    named = next((following for word, following in pairwise(words) if word in ("serve", "--model")), "")
+    if named.startswith(("/", "./", "../")) and not Path(named).exists():
+        problems.append(f"there is no model at {named}")
     if problems:
         raise Refused("; ".join(problems))
     knobs = ", ".join(f"{k}={v}" for k, v in command.baseline.values.items()) or "none: all of vLLM's defaults"
@@ -124,7 +140,8 @@ def _version(words: tuple[str, ...], environment: dict[str, str]) -> str:
         raise Refused(f"{shlex.join(asked)}: {error}") from None
     lines = (answer.stdout.strip() or answer.stderr.strip()).splitlines() or ["no answer"]
     if answer.returncode != 0:
-        raise Refused(f"{shlex.join(asked)} ended with {answer.returncode}: {lines[-1]}")
+        hint = "; give the full path of vllm in the command" if answer.returncode == NOT_FOUND else ""
+        raise Refused(f"{shlex.join(asked)} ended with {answer.returncode}: {lines[-1]}{hint}")
     return lines[-1]
 
 
@@ -139,11 +156,13 @@ def _production(tuning: Tuning, state: Path, clock: Clock) -> str:
     if tuning.spec.offline:
         return "none: the command is tuned on the spare alone"
     folder = state / tuning.metadata.name / "production"
-    port = int(target.listen.rpartition(":")[2])
-    if sockets.listening_sockets(port) and not children.find_marked(folder / "proxy"):
+    host, _, port = target.listen.rpartition(":")
+    if sockets.listening_sockets(int(port)) and not children.find_marked(folder / "proxy"):
         raise Refused(
             f"{target.listen} is taken by another program: end it (your present vLLM, maybe), or change target.listen"
         )
+    if not sockets.is_here(host):
+        raise Refused(f"{host} is no address of this machine: change target.listen; 0.0.0.0 stands for all that it has")
     if children.find_marked(folder):
         return f"runs already, behind {target.listen}"
     return f"{target.replicas} to be started, behind {target.listen}, which is free"

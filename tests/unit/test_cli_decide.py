@@ -61,10 +61,13 @@ def test_a_decision_is_kept_with_who_and_why(tmp_path: Path, action: str, record
     ("action", "record", "why"),
     [
         ("approve", waiting(phase=Phase.SEARCHING), "nothing waits for approval: the tuning is Searching"),
-        ("reject", promoted(), "nothing waits for approval: the tuning is Promoted"),
+        ("reject", promoted(), "nothing waits for approval: the tuning is Promoted; `rollback` brings production back"),
+        ("reject", waiting(phase=Phase.CANARY), "the tuning is Canary; `rollback` brings production back"),
+        ("reject", waiting(phase=Phase.CONFIRMING), "the tuning is Confirming; `abort` ends it"),
+        ("reject", waiting(phase=Phase.FAILED), "the tuning is Failed\n"),
         ("suspend", waiting(suspended_since=START), "suspended already"),
         ("resume", waiting(), "not suspended"),
-        ("abort", promoted(), "it has ended: Promoted"),
+        ("abort", promoted(), "it has ended: Promoted; `rollback` brings production back"),
         ("rollback", waiting(), "production was not changed"),
     ],
 )

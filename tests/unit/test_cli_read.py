@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from tunewright.cli.app import app
 from tunewright.domain.phases import Phase
+from tunewright.domain.state import PromotionState
 from tunewright.domain.step import enter, update
 from tunewright.exits import Exit
+from tunewright.store.lock import agent_lock
 from tunewright.store.sqlite import SqliteStore
 
 RUNNER = CliRunner()
@@ -53,6 +55,42 @@ def test_show_tells_what_an_approver_should_know(state: Path) -> None:
     store.close()
     assert "  note: helm owns the arguments\n" in run(state, "show", "demo")
     assert json.loads(run(state, "show", "demo", "--json"))["notes"] == ["helm owns the arguments"]
+
+
+def test_show_tells_whether_anybody_works_on_it(state: Path) -> None:
+    """After Ctrl-C it looked as while it ran."""
+    nobody = "nobody works on it: `tunewright tune` with its file goes on"
+    assert nobody in run(state, "show", "demo")
+    with agent_lock(state / "store.sqlite"):
+        assert nobody not in run(state, "show", "demo")
+    assert nobody in run(state, "show", "demo")
+
+
+ROLLOUT = PromotionState(candidate=WINNER, baseline=BASELINE, replicas=3, updated=1)
+OLD, NEW, BACK = f"the baseline {BASELINE.hash}", f"the winner {WINNER.hash}", "; back: tunewright rollback demo"
+
+
+@pytest.mark.parametrize(
+    ("phase", "told"),
+    [
+        (Phase.CANARY, f"{OLD}, and a canary of {NEW}{BACK}"),
+        (Phase.ROLLING, f"{NEW} on 1 of 3, {OLD} on the rest{BACK}"),
+        (Phase.WATCHING, f"{NEW} on 1 of 3, {OLD} on the rest{BACK}"),
+        (Phase.PROMOTED, f"{NEW}{BACK}"),
+        (Phase.ROLLING_BACK, OLD),
+        (Phase.ROLLED_BACK, OLD),
+        (Phase.FAILED, None),
+    ],
+)
+def test_show_tells_what_production_is_to_run_and_how_to_go_back(state: Path, phase: Phase, told: str | None) -> None:
+    assert f"  production is to run: {OLD}, as before\n" in run(state, "show", "demo")
+    store = SqliteStore(state / "store.sqlite", Clock())
+    record = store.load("demo")
+    assert record is not None
+    store.save(update(record, phase=phase, promotion=ROLLOUT))
+    store.close()
+    shown = run(state, "show", "demo")
+    assert f"  production is to run: {told}\n" in shown if told else "production is to run" not in shown
 
 
 def test_show_as_json_is_the_record(state: Path) -> None:

@@ -15,8 +15,15 @@ from simulate_process import free_port
 from typer.testing import CliRunner
 
 from tunewright.cli.app import app
+from tunewright.cli.tune import _left, read_file
+from tunewright.clock import SystemClock
+from tunewright.domain.phases import Phase
+from tunewright.domain.state import TuningRecord
 from tunewright.exits import Exit
+from tunewright.platform.process.sockets import is_here
+from tunewright.ports import PortError, Replica, TargetStatus
 from tunewright.store.lock import agent_lock
+from tunewright.store.sqlite import SqliteStore
 
 RUNNER = CliRunner()
 
@@ -139,7 +146,8 @@ def findings(file: Path, state: Path, code: Exit) -> dict[str, tuple[bool, str]]
 def test_check_of_a_good_file(tmp_path: Path) -> None:
     file = write(tmp_path)
     found = findings(file, tmp_path / "state", Exit.DONE)
-    assert list(found) == ["search", "target command", "target binary", "production", "spare", "GPUs", "metrics"]
+    commands = ["target command", "target binary"]
+    assert list(found) == ["state", "search", *commands, "production", "spare", "GPUs", "metrics"]
     assert "max_num_seqs=4" in found["target command"][1]
     assert "simulated" in found["target binary"][1]
     assert not (tmp_path / "state").exists(), "check touches nothing"
@@ -151,6 +159,10 @@ def test_check_of_a_good_file(tmp_path: Path) -> None:
     [
         ({"target": {"command": ["no-such-vllm", "serve", "m", "--port", "{port}"]}}, "target binary", "no-such-vllm"),
         ({"target": {"command": ["false", "serve", "m", "--port", "{port}"]}}, "target binary", "ended with 1"),
+        ({"target": {"command": ["env", "no-such", "serve", "m", "--port", "{port}"]}}, "target binary", "full path"),
+        ({"target": {"command": ["true", "serve", "/no/such", "--port", "{port}"]}}, "target command", "at /no/such"),
+        ({"target": {"command": ["true", "--model", "./no", "--port", "{port}"]}}, "target command", "model at ./no"),
+        ({"target": {"listen": "192.0.2.1:8000"}}, "production", "no address of this machine"),
         ({"search": {"include": ["max_num_sequences"]}}, "search", "max_num_sequences"),
         ({"metrics": {"prometheus": "http://127.0.0.1:9"}}, "metrics", "127.0.0.1:9"),
     ],
@@ -159,6 +171,19 @@ def test_check_names_what_is_wrong(tmp_path: Path, change: dict[str, Any], what:
     found = findings(write(tmp_path, **change), tmp_path / "state", Exit.USAGE)
     assert not found[what][0]
     assert told in found[what][1]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_addresses_of_this_machine_are_known(host: str) -> None:
+    assert is_here(host)
+
+
+def test_check_finds_a_state_folder_that_can_not_be_made(tmp_path: Path) -> None:
+    """It said that all is well, and `tune` was refused."""
+    file = write(tmp_path)
+    good, detail = findings(file, file / "state", Exit.USAGE)["state"]
+    assert not good
+    assert detail == f"{file} is no folder that you may write to; use another --state"
 
 
 def test_check_reads_the_prompts_of_the_quality_gate(tmp_path: Path) -> None:
@@ -310,3 +335,49 @@ def test_a_spare_gpu_that_somebody_uses_is_not_free(tmp_path: Path, monkeypatch:
     good, detail = findings(file, tmp_path / "state", Exit.USAGE)["GPUs"]
     assert not good
     assert "60000 of 80000 MiB" in detail
+
+
+# --- Ctrl-C ---
+
+
+class Fleet:
+    """Production as a test wants it."""
+
+    def __init__(self, *servers: tuple[bool, bool], trouble: str = "") -> None:
+        self.servers, self.trouble = servers, trouble
+
+    def observe(self) -> TargetStatus:
+        if self.trouble:
+            raise PortError(self.trouble)
+        found = [Replica(f"s{i}", "c", ready, canary, {}, 0.0) for i, (ready, canary) in enumerate(self.servers)]
+        return TargetStatus(replicas=found, desired=1, settled=True, detail="")
+
+
+@pytest.mark.parametrize(
+    ("fleet", "told"),
+    [
+        (Fleet((False, False)), "no server of production is ready yet"),  # it said that production keeps serving
+        (Fleet((False, False), (True, False)), "production keeps serving, unsupervised"),
+        (Fleet((True, False), (True, True)), "production keeps serving, unsupervised, the canary as well"),
+        (Fleet((True, False), (False, True)), "production keeps serving, unsupervised"),
+        (Fleet(trouble="no /proc"), "what serves is not known: no /proc"),
+    ],
+)
+def test_whoever_stops_it_is_told_what_clients_meet_meanwhile(fleet: Any, told: str) -> None:
+    assert _left(fleet) == told
+
+
+# --- what has ended ---
+
+
+def test_whoever_tunes_what_has_ended_is_told_how_it_begins_again(tmp_path: Path) -> None:
+    """It told its old story and ended, as if it had just happened."""
+    load = {"mode": "closedLoop", "concurrency": 1, "promptTokens": 8, "outputTokens": 8}
+    file = write(tmp_path, target={"replicas": 0}, load=load, promotion={"mode": "recommend"})
+    made = read_file(file)
+    (tmp_path / "state").mkdir()
+    store = SqliteStore(tmp_path / "state" / "store.sqlite", SystemClock())
+    store.save(TuningRecord(tuning=made, spec_hash=made.spec.spec_hash, phase=Phase.REJECTED, phase_since=1.0))
+    store.close()
+    out = run("tune", file, tmp_path / "state", "--plain", code=Exit.NO_CHANGE)
+    assert f"It had ended before, in Rejected: nothing was tried. To begin again: tunewright tune {file} --anew" in out

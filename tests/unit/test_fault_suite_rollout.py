@@ -127,6 +127,17 @@ def test_metrics_that_vanish_hold_a_healthy_canary_and_it_goes_on_when_they_retu
     assert given.end().phase is Phase.PROMOTED
 
 
+@pytest.mark.parametrize(
+    ("watch", "told"),
+    [("20s", "nothing surely worse in 20s, and no more can be said: watched 20s of "), ("6m", " replicas (0 of ")],
+)
+def test_a_promotion_says_how_much_its_watch_could_tell(watch: str, told: str) -> None:
+    """A watch shorter than a verdict takes ended with "(watched 8s of 15s)", as if it had been cut short."""
+    ended = Given(promotion={"watch": watch}).approved().end()
+    assert ended.phase is Phase.PROMOTED
+    assert told in ended.sentence
+
+
 def test_a_canary_whose_every_measurement_failed_is_no_success() -> None:
     """argo-rollouts#4479: "Successful" though every measurement errored."""
     given = Given().canary_is_judged()

@@ -133,11 +133,28 @@ def test_the_variable_is_read(monkeypatch: pytest.MonkeyPatch, given: str | None
     assert SERVE.make_context("serve", [*words, "--all-namespaces"]).params["all_namespaces"] is True
 
 
+def test_a_controller_in_another_namespace_takes_nothing_from_the_first() -> None:
+    """Copies of the base shared its ClusterRoleBinding: the second took the first one's right to ask who calls.
+
+    And the namespace was among what `kubectl delete -k` deletes, with the production that is in it.
+    """
+    base, own = ({key(each): each for each in kustomize(DEPLOY / folder)} for folder in ("base", "own-namespace"))
+    shared = {"CustomResourceDefinition", "ClusterRole"}  # the same for all
+    assert {name.split()[0] for name in base.keys() & own.keys()} == shared
+    assert all(own[name] == base[name] for name in base.keys() & own.keys())
+    assert not [name for name in own if name.startswith("Namespace")]
+    places = {name.split()[1].split("/")[0] for name in own if name.split()[0] not in shared}
+    assert places == {"", "prod"}  # "" is the ClusterRoleBinding's
+    subjects = [each["subjects"] for each in own.values() if "subjects" in each]
+    assert subjects == [[{"kind": "ServiceAccount", "name": "tunewright", "namespace": "prod"}]] * 2
+    assert len(own) == len(base) - 1
+
+
 @pytest.mark.parametrize("path", sorted(DEPLOY.rglob("kustomization.yaml")), ids=lambda path: path.parent.name)
 def test_each_kustomization_can_be_read_by_kubectl_1_20(path: Path) -> None:
     """Its kustomize, 2.0.3, knows no `components`, `replacements` and `patches`, and takes folders as bases alone."""
     found = yaml.safe_load(path.read_text())
-    known = {"apiVersion", "kind", "bases", "resources", "patchesStrategicMerge", "patchesJson6902"}
+    known = {"apiVersion", "kind", "namespace", "bases", "resources", "patchesStrategicMerge", "patchesJson6902"}
     assert found.keys() <= known
     assert all((path.parent / name).is_file() for name in found.get("resources", []))
     assert all((path.parent / name / "kustomization.yaml").is_file() for name in found.get("bases", []))

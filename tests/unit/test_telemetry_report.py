@@ -287,6 +287,23 @@ def test_an_approval_names_what_it_stands_for():
     assert BASELINE.hash in text
 
 
+@pytest.mark.parametrize(
+    ("phase", "named"),
+    [
+        (Phase.AWAITING_APPROVAL, False),
+        (Phase.CANARY, True),
+        (Phase.ROLLING, True),
+        (Phase.WATCHING, True),
+        (Phase.PROMOTED, True),
+        (Phase.ROLLED_BACK, False),
+    ],
+)
+def test_the_command_that_goes_back_is_named_where_it_has_something_to_do(phase: Phase, named: bool):
+    held, trials = promoted()
+    text = page(held.model_copy(update={"phase": phase}), trials).text
+    assert ("Go back with tunewright rollback chat" in text) is named
+
+
 def test_a_latency_objective_is_shown_positive_with_smaller_better():
     spec = tuning(objective={"minimize": "ttftP95"})
     slow = trial(0, BASELINE, purpose="baseline", objective=-0.4)

@@ -12,10 +12,11 @@ from rich.table import Table
 
 from tunewright.cli.common import JsonOption, NameArgument, StateOption, opened, opened_at, told
 from tunewright.domain.objective import objective_unit
-from tunewright.domain.phases import TERMINAL
+from tunewright.domain.phases import TERMINAL, Phase
 from tunewright.domain.state import TrialRecord, TuningRecord
 from tunewright.exits import OF_PHASE
 from tunewright.ports import Refused
+from tunewright.store.lock import held
 
 EVERY = 1.0
 """Seconds between two looks of `show --watch`."""
@@ -61,7 +62,7 @@ def show(
     if not records:
         print(f"No tunings in {state}. Start one with: tunewright tune FILE")
     for record in records:
-        print("\n".join(_lines(record)))
+        print("\n".join(_lines(record, held(state / "store.sqlite"))))
 
 
 def _watch(state: StateOption, name: str) -> int:
@@ -69,7 +70,7 @@ def _watch(state: StateOption, name: str) -> int:
     before: list[str] = []
     with opened_at(state, name) as (store, record):
         while True:
-            lines = _lines(record)
+            lines = _lines(record, held(state / "store.sqlite"))
             if lines != before:
                 print("\n".join(lines), flush=True)
                 before = lines
@@ -82,9 +83,13 @@ def _watch(state: StateOption, name: str) -> int:
             record = found
 
 
-def _lines(record: TuningRecord) -> list[str]:
-    held = " (suspended)" if record.suspended_since is not None else ""
-    lines = [f"{record.name}: {record.phase}{held}", f"  {record.sentence}"]
+def _lines(record: TuningRecord, driven: bool) -> list[str]:
+    suspended = " (suspended)" if record.suspended_since is not None else ""
+    lines = [f"{record.name}: {record.phase}{suspended}", f"  {record.sentence}"]
+    if not driven and record.phase not in TERMINAL:
+        lines.append("  nobody works on it: `tunewright tune` with its file goes on")
+    if (production := _production(record)) is not None:
+        lines.append(f"  production is to run: {production}")
     if record.profile is not None:
         source = "" if record.profile.given else f" ({record.profile.source})"
         lines.append(f"  traffic: {record.profile.summary()}{source}")
@@ -98,6 +103,25 @@ def _lines(record: TuningRecord) -> list[str]:
     for decision in record.decisions:
         lines.append(f"  {decision.action} by {decision.by} {decision.reason}".rstrip())
     return lines
+
+
+def _production(record: TuningRecord) -> str | None:
+    """What production is configured to run, and how to go back; None where it is others' business or not known."""
+    spec, promotion = record.tuning.spec, record.promotion
+    if record.baseline is None or spec.offline or spec.target.urls:
+        return None
+    if promotion is None:
+        return f"the baseline {record.baseline.hash}, as before"
+    new, old, back = promotion.candidate.hash, promotion.baseline.hash, f"back: tunewright rollback {record.name}"
+    if record.phase is Phase.CANARY:
+        return f"the baseline {old}, and a canary of the winner {new}; {back}"
+    if record.phase in (Phase.ROLLING, Phase.WATCHING):
+        return (
+            f"the winner {new} on {promotion.updated} of {promotion.replicas}, the baseline {old} on the rest; {back}"
+        )
+    if record.phase is Phase.PROMOTED:
+        return f"the winner {new}; {back}"
+    return f"the baseline {old}" if record.phase in (Phase.ROLLING_BACK, Phase.ROLLED_BACK) else None
 
 
 def _value(value: object) -> str:

@@ -13,7 +13,7 @@ from tunewright.cli.common import JsonOption, StateOption, fail, told
 from tunewright.clock import SystemClock
 from tunewright.domain.tuning import Tuning
 from tunewright.exits import OF_PHASE, Exit
-from tunewright.ports import PortError, Refused
+from tunewright.ports import PortError, Refused, Target
 
 FileArgument = Annotated[Path, typer.Argument(help="The tuning file (YAML); see docs/tuning.md.", metavar="FILE")]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Plain lines, as in a log.")]
@@ -72,6 +72,7 @@ def tune(
     with told(), LocalTuning(state, tuning, SystemClock()) as local:
         if anew:
             local.start_anew()
+        before = local.record
         with serve_api(local, listen) as api, Console(plain=plain or None) as console:
             console.tell(f"Production: {local.target.describe()}")
             console.tell(f"REST API: {api.url} with the token in {api.token_file}; docs at {api.url}/docs")
@@ -83,10 +84,25 @@ def tune(
         if record is None:
             fail(f"{file}: the tuning was deleted meanwhile", Exit.WENT_WRONG)
         if record.phase not in OF_PHASE:
-            kept = "" if tuning.spec.offline else "; production keeps serving, unsupervised"
+            kept = "" if tuning.spec.offline else f"; {_left(local.target)}"
             print(f"Stopped in {record.phase}. The same command goes on{kept}.")
             raise typer.Exit(Exit.INTERRUPTED)
+        if (record.phase, record.phase_since) == (before.phase, before.phase_since):
+            again = f"tunewright tune {file} --anew"
+            print(f"It had ended before, in {record.phase}: nothing was tried. To begin again: {again}")
         raise typer.Exit(OF_PHASE[record.phase])
+
+
+def _left(target: Target) -> str:
+    """What clients meet while no `tune` runs."""
+    try:
+        ready = [server for server in target.observe().replicas if server.ready]
+    except (PortError, Refused) as error:
+        return f"what serves is not known: {error}"
+    if not ready:
+        return "no server of production is ready yet"
+    canary = ", the canary as well" if any(server.canary for server in ready) else ""
+    return f"production keeps serving, unsupervised{canary}"
 
 
 def stop_on_signals() -> threading.Event:

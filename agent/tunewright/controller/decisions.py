@@ -22,7 +22,8 @@ def refusal(record: TuningRecord, decision: Decision) -> str | None:
     """Why this decision can't be taken now; None when it can. Used before it is written and when it is taken up."""
     if decision.action in ("approve", "reject"):
         if record.phase is not Phase.AWAITING_APPROVAL or record.winner is None:
-            return f"nothing waits for approval: the tuning is {record.phase}"
+            instead = _instead(record) if decision.action == "reject" else ""
+            return f"nothing waits for approval: the tuning is {record.phase}{instead}"
         return stale(record, decision)
     if decision.action == "propose":
         return _why_not_proposed(record, decision)
@@ -31,7 +32,7 @@ def refusal(record: TuningRecord, decision: Decision) -> str | None:
     if decision.action == "resume" and record.suspended_since is None:
         return "it is not suspended"
     if decision.action == "abort" and record.phase in TERMINAL:
-        return f"it has ended: {record.phase}"
+        return f"it has ended: {record.phase}{_instead(record)}"
     if decision.action == "rollback" and record.phase not in (TOUCHES_PRODUCTION | {Phase.PROMOTED}):
         return f"production was not changed: the tuning is {record.phase}"
     return None
@@ -47,6 +48,13 @@ def _why_not_proposed(record: TuningRecord, decision: Decision) -> str | None:
     except Refused as refusal:
         return str(refusal)
     return None
+
+
+def _instead(record: TuningRecord) -> str:
+    """What does what was meant, for whoever wants out; empty where nothing is left to do."""
+    if record.phase in TOUCHES_PRODUCTION | {Phase.PROMOTED}:
+        return "; `rollback` brings production back"
+    return "" if record.phase in TERMINAL else "; `abort` ends it"
 
 
 def stale(record: TuningRecord, decision: Decision) -> str | None:

@@ -172,8 +172,10 @@ def watching(record: TuningRecord, context: Context) -> Step:
         return Step(record, POLL)
     if status.foreign:
         return Step(say(record, f"Not promoted while it is not what was rolled out: {status.foreign}."), HELD)
-    verdict_text = promotion.verdict.reason if promotion.verdict else "nothing was seen"
-    sentence = f"{promotion.candidate.hash} is promoted: it serves all {promotion.replicas} replicas ({verdict_text})."
+    seen = promotion.verdict.reason if promotion.verdict else "nothing was seen"
+    if promotion.verdict is None or promotion.verdict.outcome is not Outcome.PASS:
+        seen = f"nothing surely worse in {format_duration(spec.watch)}, and no more can be said: {seen}"
+    sentence = f"{promotion.candidate.hash} is promoted: it serves all {promotion.replicas} replicas ({seen})."
     return Step(enter(record, Phase.PROMOTED, sentence, now), None)
 
 

@@ -14,6 +14,18 @@ def lock_file(state: Path) -> Path:
     return state.with_name(state.name + ".lock")
 
 
+def held(state: Path) -> bool:
+    """Whether an agent works on the store at `state`. It only looks: to try the lock could turn an agent away."""
+    path = lock_file(state)
+    try:
+        folder = Path("/proc", path.read_text().strip() or "none", "fd")
+        return any(os.path.realpath(each) == os.path.realpath(path) for each in folder.iterdir())
+    except PermissionError:
+        return True  # somebody else's process, which can't be looked into
+    except OSError:
+        return False
+
+
 @contextmanager
 def agent_lock(state: Path) -> Iterator[None]:
     """Hold the store at `state` as its only agent; raises `Refused` at once when another process does.

@@ -52,6 +52,22 @@ def is_free(port: int) -> bool:
     return True
 
 
+def is_here(host: str) -> bool:
+    """Whether a server could listen at `host`, a name or an address, on some port."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+        except OSError:  # as ::1, where IPv6 is switched off
+            continue
+        return True
+    return False
+
+
 def listening_sockets(port: int) -> set[int]:
     """Inodes of all sockets that listen on `port`, on any address. Raises `PortError` without /proc."""
     found = set()

@@ -44,6 +44,9 @@ _STATUS = {
     ConfirmStatus.RUNNING: "still being confirmed",
 }
 
+_TAKEN_BACK = {Phase.CANARY, Phase.ROLLING, Phase.WATCHING, Phase.PROMOTED}
+"""Where `rollback` has something to do."""
+
 
 def compared(record: TuningRecord, trials: Sequence[TrialRecord]) -> tuple[str, Candidate] | None:
     """The candidate that the page sets beside the baseline, and what to call it; None while there is none."""
@@ -223,6 +226,9 @@ def apply_and_back(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
                 f"{record.baseline.hash}; if one of them changes, it is asked for again.",
             )
         )
+    if record.phase in _TAKEN_BACK:
+        words = ("Go back with ", el("code", f"tunewright rollback {record.name}"), "; in a cluster over REST.")
+        parts.append(el("p", *words, " By hand only where Tunewright does not run:"))
     parts.append(
         el("div", _settings("To apply by hand", against[1]), _settings("To go back", record.baseline), cls="two")
     )
