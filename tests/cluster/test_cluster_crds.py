@@ -8,7 +8,7 @@ from restapi import waiting
 from tunings import tuning
 from world import FakeClock
 
-from tunewright.domain.tuning import Tuning
+from tunewright.domain.tuning import Search, Tuning
 from tunewright.kube import crds
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.errors import Invalid
@@ -41,7 +41,7 @@ def test_what_is_stored_is_what_was_generated(kube: Kube) -> None:
 def test_defaults_are_the_models(kube: Kube, namespace: str) -> None:
     made = kube.create(TUNINGS, small(), namespace)
     assert made["spec"]["promotion"]["analysis"]["minDuration"] == "5m"
-    assert made["spec"]["search"] == {"include": [], "exclude": [], "pin": {}, "allowLossy": False, "seed": 1}
+    assert made["spec"]["search"] == Search().model_dump(mode="json", by_alias=True, exclude_none=True)
     asked = {"apiVersion": "tunewright.dev/v1alpha1", "kind": "Tuning", **small()}
     filled = asked | {"spec": made["spec"]}
     assert Tuning.model_validate(filled) == Tuning.model_validate(asked)
