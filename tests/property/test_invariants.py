@@ -206,14 +206,14 @@ def settled(world: World, record: TuningRecord) -> None:
     assert applied <= MAY_APPLY, "production was touched where nobody may"  # invariant 3
     assert world.leftovers() == []  # invariants 4 and 5
     assert world.canary is None
-    promoted = record.phase is Phase.PROMOTED
-    wanted = record.promotion.candidate if promoted and record.promotion else world.stable
-    if promoted and world.intruder is not None:  # afterwards: theirs, named, and not fought
-        wanted = world.intruder
-        assert record.foreign
+    wanted = world.stable
+    if record.promotion is not None and record.phase in (Phase.PROMOTED, Phase.ROLLED_BACK):
+        ours = record.promotion.candidate, record.promotion.baseline
+        wanted = ours[record.phase is Phase.ROLLED_BACK]
+        if world.intruder is not None and world.intruder not in ours:  # afterwards: theirs, named, and not fought
+            wanted = world.intruder
+            assert record.foreign
     assert {server.candidate.hash for server in world.fleet} == {wanted.hash}
-    if record.phase is Phase.ROLLED_BACK and record.promotion is not None:
-        assert wanted.hash == record.promotion.baseline.hash
     if Phase.PROMOTED not in [change.phase for change in record.history]:
         assert wanted.hash == (world.intruder or BASELINE).hash
     trials = world.store.trials("demo")
