@@ -102,11 +102,15 @@ class Run:
             self._check(before, self.world.record())
             self.world.clock.advance(max(again or 0.0, 0.05))
             ended = self.world.record().phase in TERMINAL and again is None and not self.schedule
+            ended = ended and self._at_rest()  # while production moves, that it does wakes the loop
             quiet = quiet + 1 if ended else 0
             if quiet >= 3:
                 return self.world.record()
         record = self.world.record()
         raise AssertionError(f"not ended after {LIMIT} passes: {record.phase}: {record.sentence}")
+
+    def _at_rest(self) -> bool:
+        return self.world.surge is None and len({server.candidate.hash for server in self.world.fleet}) == 1
 
     def _happen(self, number: int) -> None:
         if self.schedule and number >= self.passes_at + self.schedule[0].after:
