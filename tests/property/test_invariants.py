@@ -102,11 +102,15 @@ class Run:
             self._check(before, self.world.record())
             self.world.clock.advance(max(again or 0.0, 0.05))
             ended = self.world.record().phase in TERMINAL and again is None and not self.schedule
+            ended = ended and self._at_rest()  # while production moves, that it does wakes the loop
             quiet = quiet + 1 if ended else 0
             if quiet >= 3:
                 return self.world.record()
         record = self.world.record()
         raise AssertionError(f"not ended after {LIMIT} passes: {record.phase}: {record.sentence}")
+
+    def _at_rest(self) -> bool:
+        return self.world.surge is None and len({server.candidate.hash for server in self.world.fleet}) == 1
 
     def _happen(self, number: int) -> None:
         if self.schedule and number >= self.passes_at + self.schedule[0].after:
@@ -206,14 +210,14 @@ def settled(world: World, record: TuningRecord) -> None:
     assert applied <= MAY_APPLY, "production was touched where nobody may"  # invariant 3
     assert world.leftovers() == []  # invariants 4 and 5
     assert world.canary is None
-    promoted = record.phase is Phase.PROMOTED
-    wanted = record.promotion.candidate if promoted and record.promotion else world.stable
-    if promoted and world.intruder is not None:  # afterwards: theirs, named, and not fought
-        wanted = world.intruder
-        assert record.foreign
+    wanted = world.stable
+    if record.promotion is not None and record.phase in (Phase.PROMOTED, Phase.ROLLED_BACK):
+        ours = record.promotion.candidate, record.promotion.baseline
+        wanted = ours[record.phase is Phase.ROLLED_BACK]
+        if world.intruder is not None and world.intruder not in ours:  # afterwards: theirs, named, and not fought
+            wanted = world.intruder
+            assert record.foreign
     assert {server.candidate.hash for server in world.fleet} == {wanted.hash}
-    if record.phase is Phase.ROLLED_BACK and record.promotion is not None:
-        assert wanted.hash == record.promotion.baseline.hash
     if Phase.PROMOTED not in [change.phase for change in record.history]:
         assert wanted.hash == (world.intruder or BASELINE).hash
     trials = world.store.trials("demo")

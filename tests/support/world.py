@@ -191,9 +191,12 @@ class World:
             self.fleet.append(Server(f"server-{len(self.fleet)}", newest, now, now + start))
 
     def intrude(self, candidate: Candidate | None) -> None:
-        """Somebody else gives production a configuration of theirs and keeps it (None: takes it back again)."""
-        self.intruder, now = candidate, self.clock.now()
-        self.stable = candidate or BASELINE
+        """Somebody else gives production a configuration of theirs and keeps it (None: the one of the beginning).
+
+        What the tuning itself would have there, its baseline or its winner, is nobody's change to it.
+        """
+        self.intruder, now = candidate or BASELINE, self.clock.now()
+        self.stable = self.intruder
         self.fleet = [Server(server.name, self.stable, now) for server in self.fleet]
 
     def leftovers(self) -> list[str]:
