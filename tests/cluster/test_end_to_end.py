@@ -23,10 +23,11 @@ from cluster_story import (
     arguments,
     controller_pods,
     follow,
-    in_phase,
+    half_rolled,
     kubectl,
     made_for,
     production,
+    reached,
     ready,
     rest,
     token,
@@ -117,7 +118,7 @@ def all_of_them(*stories: Callable[[], None]) -> None:
 def approved_over_rest(kube: Kube, prometheus: str) -> None:
     """Arguments applied by kubectl, on GPUs of which one is free: looked at, approved with a ServiceAccount's token."""
     kubectl("apply", "-f", "-", stdin=tuning("chat", prometheus))
-    follow(kube, "chat", in_phase("AwaitingApproval"), LONG)
+    follow(kube, "chat", reached("AwaitingApproval"), LONG)
     with pytest.raises(subprocess.TimeoutExpired):  # nothing moves without an approval
         subprocess.run(
             ["kubectl", "-n", NAMESPACE, "wait", "--for=condition=Promoted", "tuning/chat"], timeout=3, check=True
@@ -133,7 +134,7 @@ def approved_over_rest(kube: Kube, prometheus: str) -> None:
         assert stale.status_code == 409
         assert "0000000000" in stale.text
         approve(ana)
-        follow(kube, "chat", in_phase("Promoted"), LONG)
+        follow(kube, "chat", reached("Promoted"), LONG)
         decided = ana.get("/decisions").raise_for_status().json()
     assert f"system:serviceaccount:{NAMESPACE}:ana" in json.dumps(decided)
     kubectl("-n", NAMESPACE, "wait", "--for=condition=Promoted", "tuning/chat", "--timeout=10s")
@@ -151,16 +152,16 @@ def approve(api: httpx.Client) -> None:
 def by_itself(kube: Kube, prometheus: str) -> None:
     """`sh -c` of one command, mode auto."""
     kubectl("apply", "-f", "-", stdin=tuning("shell", prometheus, mode="auto"))
-    follow(kube, "shell", in_phase("Promoted"), LONG)
+    follow(kube, "shell", reached("Promoted"), LONG)
 
 
 def scaled_meanwhile(kube: Kube, prometheus: str) -> None:
     """Another field manager owns the arguments as well; the autoscaler adds a replica while the canary is judged."""
     kubectl("apply", "-f", "-", stdin=tuning("scaled", prometheus, mode="auto"))
-    follow(kube, "scaled", in_phase("Canary"), LONG)
+    follow(kube, "scaled", reached("Canary"), LONG)
     more = {"spec": {"replicas": 3}}
     kube.patch(DEPLOYMENTS, "scaled", more, NAMESPACE, type=PatchType.MERGE, subresource="scale")
-    follow(kube, "scaled", in_phase("Promoted"), LONG)
+    follow(kube, "scaled", reached("Promoted"), LONG)
 
 
 def second_manager(kube: Kube, name: str) -> None:
@@ -182,15 +183,10 @@ def second_manager(kube: Kube, name: str) -> None:
 def deleted_half_way(kube: Kube, prometheus: str, name: str, phase: str) -> None:
     """Everything goes that the tuning owned, and production settles as it was."""
     kubectl("apply", "-f", "-", stdin=tuning(name, prometheus, mode="auto", trials=1))
-    follow(kube, name, half_rolled if phase == "Rolling" else in_phase(phase), LONG)
+    follow(kube, name, half_rolled if phase == "Rolling" else reached(phase), LONG)
     kubectl("-n", NAMESPACE, "delete", "tuning", name, "--timeout=30s")
     wait_for(lambda: made_for(kube, name) == [] and trials_of(kube, name) == [], f"what {name} owned is gone", 240)
     wait_for(lambda: settled(kube, name), f"{name} has settled", 240)
-
-
-def half_rolled(now: Json) -> bool:
-    """One of two servers is new."""
-    return now.get("phase") == "Rolling" and "1 of 2" in str(now.get("sentence"))
 
 
 def settled(kube: Kube, name: str) -> bool:
@@ -212,14 +208,14 @@ def killed_before_the_canary(kube: Kube, prometheus: str) -> None:
     controllers(kube, 2)
     first = holder(kube)
     kubectl("apply", "-f", "-", stdin=slow)
-    follow(kube, "faults", in_phase("Profiling"), LONG)
+    follow(kube, "faults", reached("Profiling"), LONG)
     kubectl("-n", NAMESPACE, "delete", "pod", next(p for p in controller_pods(kube) if first.startswith(p)))
     wait_for(lambda: holder(kube) not in ("", first), "the other controller takes over")
     controllers(kube, 1)
     for phase in ("Searching", "Confirming"):
-        follow(kube, "faults", in_phase(phase), LONG)
+        follow(kube, "faults", reached(phase), LONG)
         kill_controller(kube)
-    follow(kube, "faults", in_phase("AwaitingApproval"), LONG)
+    follow(kube, "faults", reached("AwaitingApproval"), LONG)
 
 
 def outages_while_it_rolls(kube: Kube, prometheus: subprocess.Popen[bytes]) -> None:
@@ -229,17 +225,17 @@ def outages_while_it_rolls(kube: Kube, prometheus: subprocess.Popen[bytes]) -> N
     """
     with rest(kube, "faults", token(kube, "bob", "tunewright-approve")) as bob:
         approve(bob)
-    follow(kube, "faults", in_phase("Canary"), LONG)
+    follow(kube, "faults", reached("Canary"), LONG)
     kill_controller(kube)
     with stopped(prometheus.pid):
         time.sleep(MINUTE)
-    follow(kube, "faults", in_phase("Rolling"), LONG)
+    follow(kube, "faults", reached("Rolling"), LONG)
     kill_controller(kube)
     server = os.environ.get("TUNEWRIGHT_APISERVER_PID")  # of a cluster that was started for the tests
     if server is not None:
         with stopped(int(server)):
             time.sleep(MINUTE)
-    follow(kube, "faults", in_phase("Promoted"), LONG)
+    follow(kube, "faults", reached("Promoted"), LONG)
 
 
 @contextmanager

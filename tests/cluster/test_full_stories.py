@@ -12,10 +12,11 @@ from cluster_story import (
     NAMESPACE,
     arguments,
     follow,
-    in_phase,
+    half_rolled,
     kubectl,
     made_for,
     production,
+    reached,
     ready,
     trials_of,
     tuning,
@@ -48,7 +49,7 @@ def _deleted_in(kube: Kube, prometheus: str, phase: str) -> None:
         mode = "approve" if phase == "AwaitingApproval" else "auto"
         kubectl("apply", "-f", "-", stdin=tuning(name, prometheus, mode=mode, trials=1))
         if phase != "Pending":  # that one is deleted as soon as it was applied
-            follow(kube, name, in_phase(phase), LONG)
+            follow(kube, name, reached(phase), LONG)
         kubectl("-n", NAMESPACE, "delete", "tuning", name, "--timeout=30s")
         wait_for(lambda: made_for(kube, name) == [] and trials_of(kube, name) == [], f"what {name} owned is gone", 240)
         wait_for(lambda: ready(kube, name) == 2, f"{name} serves", 240)
@@ -67,7 +68,7 @@ def test_deleted_while_no_controller_runs_all_goes_and_the_next_one_repairs_prod
     address = production(kube, name, vllm())
     with Traffic(address, clients=1).running() as traffic:
         kubectl("apply", "-f", "-", stdin=tuning(name, prometheus, mode="auto", trials=1))
-        follow(kube, name, lambda now: now.get("phase") == "Rolling" and "1 of 2" in str(now.get("sentence")), LONG)
+        follow(kube, name, half_rolled, LONG)
         _controllers(kube, 0)
         kubectl("-n", NAMESPACE, "delete", "tuning", name, "--timeout=30s")
         wait_for(lambda: made_for(kube, name) == [], "what it owned is gone", 240)
@@ -86,7 +87,7 @@ def test_somebody_who_writes_all_the_time_holds_nothing_up(installed: Kube, prom
     address = production(kube, name, vllm())
     with Traffic(address, clients=1).running() as traffic, _always_writing(kube, name):
         kubectl("apply", "-f", "-", stdin=tuning(name, prometheus, mode="auto", trials=2))
-        follow(kube, name, in_phase("Promoted"), LONG)
+        follow(kube, name, reached("Promoted"), LONG)
     assert traffic.failures == []
     done = [trial["spec"] for trial in trials_of(kube, name)]
     assert len({(t["purpose"], t["round"], str(t["candidate"])) for t in done}) == len(done), "one ran twice"
@@ -98,7 +99,7 @@ def test_the_namespace_can_be_deleted_in_the_middle(installed: Kube, prometheus:
     kube, name = installed, "last"
     production(kube, name, vllm())
     kubectl("apply", "-f", "-", stdin=tuning(name, prometheus, mode="auto", trials=2))
-    follow(kube, name, in_phase("Searching"), LONG)
+    follow(kube, name, reached("Searching"), LONG)
     kube.delete(NAMESPACES, NAMESPACE)
     wait_for(lambda: NAMESPACE not in {n["metadata"]["name"] for n in kube.list(NAMESPACES).items}, "it is gone", 240)
 

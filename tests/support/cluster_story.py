@@ -24,6 +24,8 @@ NAMESPACE = "tunewright-e2e"
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 BAD = ["simulate", "serve", "demo-model", "--port", "8000", "--sim-speed", "50", "--max-num-seqs", "4"]
 BAD += ["--no-enable-prefix-caching"]
+FORWARD = ("Pending", "Profiling", "Baselining", "Searching", "Confirming", "AwaitingApproval")
+FORWARD += ("Canary", "Rolling", "Watching", "Promoted")
 ENDED_BADLY = ("Failed", "NoImprovement", "Infeasible", "Rejected", "RolledBack")
 
 
@@ -192,9 +194,15 @@ def follow(kube: Kube, name: str, until: Callable[[Json], object], seconds: floa
         time.sleep(0.5)
 
 
-def in_phase(*phases: str) -> Callable[[Json], object]:
-    """For `follow`."""
-    return lambda now: now.get("phase") in phases
+def reached(phase: str) -> Callable[[Json], object]:
+    """For `follow`: in it or past it, as a busy machine may look too late to see a short one."""
+    return lambda now: now.get("phase") in FORWARD[FORWARD.index(phase) :]
+
+
+def half_rolled(now: Json) -> bool:
+    """One of two servers is new."""
+    assert now.get("phase") not in ("Watching", "Promoted"), "seen too late"
+    return now.get("phase") == "Rolling" and "Rolling: 1 of 2" in str(now.get("sentence"))
 
 
 def token(kube: Kube, who: str, role: str | None) -> str:
