@@ -103,7 +103,7 @@ def test_a_state_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     assert state.read_text() == "a file"
 
 
-@pytest.mark.parametrize("listen", ["0.0.0.0:8765", "127.0.0.1", "127.0.0.1:99999", "example.org:80"])
+@pytest.mark.parametrize("listen", ["0.0.0.0:8765", "127.0.0.1", "127.0.0.1:99999", "127.0.0.1:²", "example.org:80"])
 def test_the_api_is_served_on_this_machine_alone(tmp_path: Path, listen: str) -> None:
     out = run("tune", write(tmp_path), tmp_path / "state", "--listen", listen, code=Exit.USAGE)
     assert "loopback address with a port" in out
