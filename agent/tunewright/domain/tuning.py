@@ -11,7 +11,7 @@ from tunewright.domain.measurement import LatencyName, PercentileName
 from tunewright.domain.model import Model
 from tunewright.domain.promotion import Promotion, PromotionMode, Quality
 from tunewright.domain.traffic import Sessions, Trace
-from tunewright.domain.units import Duration, Part, Percentage, format_duration
+from tunewright.domain.units import Duration, Part, Percentage, check_url, format_duration
 
 LATENCIES: tuple[LatencyName, ...] = ("ttft", "tpot", "itl", "e2e")
 PERCENTILES: tuple[PercentileName, ...] = ("p50", "p90", "p95", "p99")
@@ -86,6 +86,8 @@ class Target(Model):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
+        for url in self.urls:
+            check_url(url)
         if sum((bool(self.command), bool(self.urls), self.deployment is not None)) != 1:
             raise ValueError(
                 "name exactly one of command (Tunewright runs the servers), urls (somebody else does) "
@@ -150,6 +152,8 @@ class Metrics(Model):
     def _consistent(self) -> Self:
         if not self.interval:
             raise ValueError("interval must be above 0s: servers would be asked without a pause")
+        if self.prometheus is not None:
+            check_url(self.prometheus)
         return self
 
 

@@ -2,6 +2,7 @@
 
 import re
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonSchema
 
@@ -90,3 +91,15 @@ def _part(share: float) -> float:
 
 Part = Annotated[Percentage, AfterValidator(_part)]
 """A share of something, which can't be more than all of it."""
+
+
+def check_url(url: str) -> str:
+    """The URL, if it has a host and a port that can be called. Raises ValueError."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(f"no URL that can be called: {_brief(url)}; write it as http://127.0.0.1:8000")
+    return url
