@@ -1,5 +1,6 @@
 """The REST API beside a local tuning."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Served:
 def serve_api(local: LocalTuning, listen: str) -> Iterator[Served]:
     """Serve the API while the block runs. Only the loopback is allowed: the token travels in the clear."""
     host, _, port = listen.rpartition(":")
-    if host not in _LOOPBACK or not port.isdigit() or int(port) > 65535:
+    if host not in _LOOPBACK or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise Refused(f"--listen {listen}: a loopback address with a port is wanted, as 127.0.0.1:8765")
     token_file = local.state / "token"
     ensure_token(token_file)

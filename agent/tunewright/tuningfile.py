@@ -13,6 +13,8 @@ from tunewright.ports import Refused
 MAX_BYTES = 256 * 1024
 """A larger file is no tuning file; YAML is not read before its size is known."""
 
+_LARGE = 10**60
+
 API_VERSION = "tunewright.dev/v1alpha1"
 KIND = "Tuning"
 
@@ -43,7 +45,7 @@ def read_tuning(text: str, where: str) -> Tuning:
     document = _read_yaml(text, where)
     for field, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if document.get(field) != wanted:
-            given = f"not {document[field]!r}" if field in document else "which is missing"
+            given = f"not {_short(document[field])}" if field in document else "which is missing"
             raise Refused(f"{where}: {field}: `{wanted}` is wanted, {given}")
     try:
         return Tuning.model_validate(document)
@@ -127,6 +129,8 @@ def _short(value: object) -> str:
         case str():
             text = value if len(value) <= 60 else f"{value[:57]}..."
             return f"`{text.encode('unicode_escape').decode()}`"
+        case int() if abs(value) >= _LARGE:  # Python refuses to write those of more than 4300 digits
+            return "a very large number"
         case _:
             return f"`{str(value)[:60]}`"
 
@@ -203,8 +207,10 @@ def _read_yaml(text: str, where: str) -> dict[str, Any]:
         raise Refused(f"{where}: this is not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise Refused(f"{where}: blocks are nested too deeply for a tuning file") from error
-    except ValueError as error:  # a date or a number that looks right and is not, as 2024-13-45
-        raise Refused(f"{where}: a value can't be read: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        # A date or a number that looks right and is not, as 2024-13-45; PyYAML's tags raise what they meet.
+        told = str(error) if isinstance(error, ValueError) else "it does not fit its tag (!!…): leave the tag out"
+        raise Refused(f"{where}: a value can't be read: {told}") from error
     documents = [document for document in documents if document is not None]
     if len(documents) > 1:
         raise Refused(f"{where}: holds {len(documents)} documents; put each tuning in a file of its own")

@@ -288,6 +288,17 @@ class TestProcessTarget(OnProcesses):
         assert {replica.candidate_hash for replica in status.replicas} == {make_target().baseline().hash}
         assert clients.failures == []
 
+    def test_production_comes_back_whole_after_its_folder_was_removed(
+        self, make_target: Callable[[], ProcessTarget]
+    ) -> None:
+        target = make_target()
+        before = set(children.find_marked(self.directory / "servers"))
+        assert len(before) >= self.replicas
+        shutil.rmtree(self.directory)
+        status = wait_for(lambda: s if (s := target.ensure_started()).settled else None)
+        assert len(status.replicas) == self.replicas
+        assert not before & set(children.find_marked(self.directory)), "what nobody knows any more holds GPUs"
+
     def test_the_canary_has_the_environment_of_the_spare(self, make_target: Callable[[], ProcessTarget]) -> None:
         beside = {"WHERE": "gpu-{replica}"}
 

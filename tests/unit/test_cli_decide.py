@@ -154,3 +154,30 @@ def test_a_candidate_that_makes_no_sense_is_refused(tmp_path: Path, words, phase
     assert result.exit_code == code
     assert told in result.stderr
     assert decided(state) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[2Jcleared", "two\nlines", "right to left \u202e", "no UTF-8 \udcff", " ", "x" * 1001]
+)
+def test_what_could_command_a_terminal_is_no_reason(tmp_path: Path, text: str) -> None:
+    state = stored(tmp_path, waiting())
+    result = RUNNER.invoke(app, ["approve", "demo", "--reason", text, "--state", str(state)])
+    assert result.exit_code == Exit.USAGE, result.exception
+    assert "--reason: one line of at most 1000 characters is wanted" in result.stderr
+    assert decided(state) == []
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J", "\udcff", "x" * 201])
+def test_nor_is_it_a_knobs_value(tmp_path: Path, text: str) -> None:
+    state = stored(tmp_path, waiting(phase=Phase.SEARCHING))
+    result = RUNNER.invoke(app, ["propose", "demo", f"max_num_seqs={text}", "--state", str(state)])
+    assert result.exit_code == Exit.USAGE, result.exception
+    assert "the value of max_num_seqs: one line" in result.stderr
+
+
+def test_what_is_shown_can_not_command_the_terminal(tmp_path: Path) -> None:
+    state = stored(tmp_path, waiting(sentence="It died: \x1b[31mred\x07\nsecond line"))
+    shown = RUNNER.invoke(app, ["show", "demo", "--state", str(state)]).stdout
+    assert all(sign.isprintable() for line in shown.splitlines() for sign in line)
+    assert shown.splitlines()[1].startswith("  It died:")
+    assert shown.splitlines()[1].endswith("second line")

@@ -56,3 +56,11 @@ def test_no_secret_is_repeated(tmp_path):
 def test_what_is_wrong_with_the_call_is_said(tmp_path):
     assert "--stdout FILE" in told("--exit-code", "1", code=2)
     assert "can't be read" in told("--stdout", tmp_path / "none", code=2)
+
+
+def test_bytes_that_are_no_text_are_shown_as_one_clean_line(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(b"RuntimeError: \xff\x1b[2J\x00 broken\n")
+    output = told("--exit-code", "1", "--stdout", log)
+    assert all(sign.isprintable() for line in output.splitlines() for sign in line)
+    assert told("--exit-code", "1", "--stdout", "-", text=log.read_bytes()) == output

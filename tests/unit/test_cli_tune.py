@@ -62,9 +62,10 @@ def run(command: str, file: Path, state: Path, *more: str, code: Exit) -> str:
         (None, "No such file"),
         ("", "is empty"),
         ("spec: [", "line 1"),
+        ("a" * 300_000, "larger than 256 KiB"),
         ("apiVersion: tunewright.dev/v1alpha1\nkind: Tuning\nmetadata: {name: a}\nspec: {targett: {}}\n", "target"),
     ],
-    ids=["missing", "empty", "no YAML", "misspelt"],
+    ids=["missing", "empty", "no YAML", "too large", "misspelt"],
 )
 def test_a_file_with_anything_wrong_is_refused_and_nothing_is_made(
     tmp_path: Path, command: str, text: str | None, told: str
@@ -102,7 +103,7 @@ def test_a_state_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     assert state.read_text() == "a file"
 
 
-@pytest.mark.parametrize("listen", ["0.0.0.0:8765", "127.0.0.1", "127.0.0.1:99999", "example.org:80"])
+@pytest.mark.parametrize("listen", ["0.0.0.0:8765", "127.0.0.1", "127.0.0.1:99999", "127.0.0.1:²", "example.org:80"])
 def test_the_api_is_served_on_this_machine_alone(tmp_path: Path, listen: str) -> None:
     out = run("tune", write(tmp_path), tmp_path / "state", "--listen", listen, code=Exit.USAGE)
     assert "loopback address with a port" in out
@@ -381,3 +382,13 @@ def test_whoever_tunes_what_has_ended_is_told_how_it_begins_again(tmp_path: Path
     store.close()
     out = run("tune", file, tmp_path / "state", "--plain", code=Exit.NO_CHANGE)
     assert f"It had ended before, in Rejected: nothing was tried. To begin again: tunewright tune {file} --anew" in out
+
+
+def test_a_device_is_not_read_to_its_end(tmp_path: Path) -> None:
+    assert "larger than 256 KiB" in run("check", Path("/dev/zero"), tmp_path / "state", code=Exit.USAGE)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(b"kind: \xff\n")
+    assert "no text in UTF-8 (byte 6)" in run("check", file, tmp_path / "state", code=Exit.USAGE)

@@ -22,6 +22,13 @@ def test_a_duration_without_a_clear_unit_is_refused_with_an_example(value):
         parse_duration(value)
 
 
+@pytest.mark.parametrize("value", ["36501d", "999999999999999999h", "9" * 400 + "s"])
+def test_a_duration_that_no_clock_can_wait_is_refused(value):
+    with pytest.raises(ValueError, match="at most 36500d") as refused:
+        parse_duration(value)
+    assert len(str(refused.value)) < 150
+
+
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.1%", 0.001), ("100%", 1.0), ("250%", 2.5), ("0%", 0)])
 def test_a_share_is_read_between_0_and_1(text, share):
     assert parse_share(text) == pytest.approx(share, rel=1e-12)

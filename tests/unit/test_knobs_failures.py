@@ -198,8 +198,16 @@ def test_a_segmentation_fault_of_a_worker_is_a_crash():
 def test_hung_tells_the_last_that_was_heard():
     failure = explain(None, "one\nCapturing CUDA graphs: 3/51\n", "", hung=True)
     assert failure.kind is Kind.HUNG
-    assert failure.cause == "Capturing CUDA graphs: 3/51"
+    assert failure.cause.endswith("by its deadline; the last line of its log: Capturing CUDA graphs: 3/51")
+    assert len(explain(None, "x" * 10_000, "", hung=True).cause) <= 500
     assert not failure.machine_fault
+
+
+def test_who_stops_answering_is_not_blamed_on_a_line_that_says_all_is_well():
+    failure = explain(None, 'INFO: "GET /metrics HTTP/1.1" 200 OK\n', "", under_load=True, hung=True)
+    assert failure.kind is Kind.HUNG
+    assert failure.cause.startswith("it lives, but stopped answering; the last line of its log: INFO")
+    assert "startTimeout" not in failure.advice
 
 
 def test_a_cause_fits_a_record():

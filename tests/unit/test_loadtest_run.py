@@ -304,3 +304,17 @@ def test_estimates_are_told_before_the_window_is_over_where_they_are_wanted(want
         assert 0 < part.completed < whole.completed
         assert part.output_tokens_per_second.value == pytest.approx(whole.output_tokens_per_second.value, rel=0.5)
         assert 0 < interim.at_least["ttftP50"] <= part.ttft.p50
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["http://[::1"], "url: no URL that can be called"),
+        (["http://a", "--rate", "nan"], "rate: a finite number is wanted, not `nan`"),
+        (["http://a", "--slo", "a=1s"], "unknown field `a`; known here: ttftP50"),
+    ],
+)
+def test_wrong_values_are_told_in_one_line(words, said, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"tunewright load: error: {said}")

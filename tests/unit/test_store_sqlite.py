@@ -158,6 +158,20 @@ def test_a_busy_store_is_worth_another_try(path: Path, monkeypatch: pytest.Monke
     store.close()
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_nothing_is_written_to_a_file_that_was_removed(path: Path, replaced: bool) -> None:
+    store = opened(path)
+    saved = store.save(record())
+    for left in path.parent.glob(f"{path.name}*"):
+        left.unlink()
+    if replaced:
+        opened(path).close()
+    with pytest.raises(Refused, match="was removed or replaced while it was in use"):
+        store.save(saved)
+    store.close()
+    assert path.exists() is replaced
+
+
 def test_a_directory_that_can_t_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Refused, match="use another --state"):

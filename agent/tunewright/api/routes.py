@@ -30,6 +30,7 @@ from tunewright.api.views import (
 )
 from tunewright.controller.decisions import Action, bound
 from tunewright.domain.model import Model
+from tunewright.domain.oneline import MOST_REASON, MOST_VALUE, ONE_LINE
 from tunewright.domain.profile import TrafficProfile
 from tunewright.domain.state import Decision, TuningRecord
 from tunewright.ports import Clock, Refused, Store, Stores
@@ -42,9 +43,6 @@ PLACE = rf"^({_LABEL}/)?{_LABEL}$"
 TRIAL = r"^[0-9]{3,9}-[0-9a-f]{10}$"
 HASH = r"^[0-9a-f]{10}$"
 KNOB = r"^[a-z][a-z0-9_]{0,62}$"
-_CONTROLS = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
-# Reasons are shown on terminals: no control characters, nor any that change the direction of writing.
-REASON = rf"^[^\s{_CONTROLS}][^{_CONTROLS}]*$"
 
 WANTED = {
     NAME: "a name of lower-case letters, digits and dashes is wanted, at most 63 characters",
@@ -52,7 +50,7 @@ WANTED = {
     TRIAL: "a trial's id is wanted, as 003-0123456789",
     KNOB: "a knob's name is wanted, as max_num_seqs",
     HASH: "a hash of ten hex digits is wanted, as the promotion's `bind` has it",
-    REASON: "one line of text without control characters is wanted, beginning with a visible one",
+    ONE_LINE: "one line of text without control characters is wanted, beginning with a visible one",
 }
 """In words, what each pattern wants."""
 
@@ -70,7 +68,9 @@ Report = Callable[[Store, TuningRecord], str | None]
 Name = Annotated[str, Path(pattern=NAME, description="Name of the tuning.")]
 Limit = Annotated[int, Query(ge=1, le=200, description="Items at most.")]
 Hash = Annotated[str, Field(pattern=HASH)]
-Reason = Annotated[str, Field(pattern=REASON, max_length=1000, description="Why: one line, kept with the decision.")]
+Reason = Annotated[
+    str, Field(pattern=ONE_LINE, max_length=MOST_REASON, description="Why: one line, kept with the decision.")
+]
 
 
 class Approval(Model):
@@ -109,7 +109,7 @@ class Proposed(Model):
     """A candidate to be tried: these knobs, laid over what production runs."""
 
     values: Annotated[
-        dict[Annotated[str, Field(pattern=KNOB)], Annotated[str, Field(pattern=REASON, max_length=200)]],
+        dict[Annotated[str, Field(pattern=KNOB)], Annotated[str, Field(pattern=ONE_LINE, max_length=MOST_VALUE)]],
         Field(
             min_length=1,
             max_length=50,

@@ -1,6 +1,7 @@
 """`approve`, `reject`, `suspend`, `resume`, `abort`, `rollback`, `propose`: what people decide."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from tunewright.api.auth import own_name
 from tunewright.cli.common import JsonOption, NameArgument, StateOption, fail, opened_at, told
 from tunewright.clock import SystemClock
 from tunewright.controller.decisions import Action, bound, refusal
+from tunewright.domain.oneline import MOST_REASON, MOST_VALUE, ONE_LINE
 from tunewright.exits import Exit
 
 ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Kept with the decision.")]
@@ -29,6 +31,9 @@ def decide(
     values: dict[str, str] | None = None,
 ) -> None:
     """Keep a decision for the loop to take up; ends with `Exit.REFUSED` when it could have no effect."""
+    _check_line("--reason", reason, MOST_REASON)
+    for knob, text in (values or {}).items():
+        _check_line(f"the value of {knob}", text, MOST_VALUE)
     with told(), opened_at(state, name) as (store, record):
         decision = bound(record, action, at=SystemClock().now(), by=own_name(), reason=reason, values=values)
         if candidate is not None and candidate != decision.candidate:
@@ -46,6 +51,14 @@ def decide(
     print(
         f"{name}: {action}{about} is noted, by {decision.by}. `tunewright tune` takes it up: at once, or when it runs."
     )
+
+
+def _check_line(what: str, text: str, most: int) -> None:
+    """As the REST API takes it: what is kept is shown on other people's terminals, and sent as JSON."""
+    whole = text.isascii() or text.encode(errors="replace").decode() == text  # bytes that are no UTF-8 are not
+    if text and not (whole and len(text) <= most and re.fullmatch(ONE_LINE, text)):
+        wanted = f"one line of at most {most} characters is wanted, without control characters"
+        fail(f"{what}: {wanted}, beginning with a visible one", Exit.USAGE)
 
 
 def approve(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tunewright.cli.common import JsonOption, fail
+from tunewright.domain.oneline import clean_lines
 from tunewright.domain.redact import redact
 from tunewright.domain.state import Failure
 from tunewright.exits import Exit
@@ -58,17 +59,18 @@ def _sentence(failure: Failure) -> str:
     whose = "the machine, not the configuration" if failure.machine_fault else "the configuration, on this machine"
     lines = [f"{failure.kind.value}: {redact(failure.cause)}", f"  at fault: {whose}"]
     lines += [f"  bound: {knob} at most {limit:g}" for knob, limit in failure.limits.items()]
-    return "\n".join([*lines, f"  change: {failure.advice}"] if failure.advice else lines)
+    lines += [f"  change: {failure.advice}"] if failure.advice else []
+    return "\n".join(clean_lines(lines))
 
 
 def _read(path: Path | None) -> str:
     if path is None:
         return ""
     if str(path) == "-":
-        return sys.stdin.read()
+        return sys.stdin.buffer.read().decode(errors="replace")[-_MOST:]
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _MOST))
-            return file.read().decode(errors="replace")
+            return file.read(_MOST).decode(errors="replace")
     except OSError as error:
         fail(f"{path} can't be read: {error.strerror or error}", Exit.USAGE)

@@ -54,11 +54,12 @@ def profile(
 
         tunewright profile http://localhost:9090 --json
     """
-    from tunewright.domain.units import parse_duration
+    from tunewright.domain.units import check_url, parse_duration
     from tunewright.observe.learn import PROFILE_METRICS, learn_profile
     from tunewright.observe.prometheus import PrometheusSource
 
     try:
+        check_url(prometheus)
         seconds, step = parse_duration(window), parse_duration(interval)
     except ValueError as error:
         fail(str(error), Exit.USAGE)

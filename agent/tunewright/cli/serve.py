@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sys
 from contextlib import ExitStack
 from typing import Annotated
@@ -98,7 +99,7 @@ def serve(
 
 def _address(option: str, text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         fail(f"{option} {text}: an address with a port is wanted, as {DEFAULT_LISTEN}", Exit.USAGE)
     return host, int(port)
 

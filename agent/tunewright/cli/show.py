@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tunewright.cli.common import JsonOption, NameArgument, StateOption, opened, opened_at, told
 from tunewright.domain.objective import objective_unit
+from tunewright.domain.oneline import clean_lines
 from tunewright.domain.phases import TERMINAL, Phase
 from tunewright.domain.state import TrialRecord, TuningRecord
 from tunewright.exits import OF_PHASE
@@ -102,7 +103,7 @@ def _lines(record: TuningRecord, driven: bool) -> list[str]:
     lines += [f"  note: {note}" for note in record.notes]
     for decision in record.decisions:
         lines.append(f"  {decision.action} by {decision.by} {decision.reason}".rstrip())
-    return lines
+    return clean_lines(lines)
 
 
 def _production(record: TuningRecord) -> str | None:

@@ -21,12 +21,16 @@ PlainOption = Annotated[bool, typer.Option("--plain", help="Plain lines, as in a
 
 def read_file(file: Path) -> Tuning:
     """The tuning in `file`; raises `Refused` with what to change."""
-    from tunewright.tuningfile import read_tuning
+    from tunewright.tuningfile import MAX_BYTES, read_tuning
 
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{file} can't be read: {error}") from error
+        with file.open("rb") as opened:  # no more than is needed to see that it is too large: it may be a device
+            raw = opened.read(MAX_BYTES + 1)
+        text = raw.decode(errors="strict" if len(raw) <= MAX_BYTES else "replace")
+    except OSError as error:
+        raise Refused(f"{file} can't be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise Refused(f"{file} can't be read: it is no text in UTF-8 (byte {error.start})") from error
     tuning = read_tuning(text, str(file))
     if tuning.spec.target.deployment is not None:
         raise Refused(

@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from tunewright.domain.model import Model
-from tunewright.domain.units import Duration, Percentage
+from tunewright.domain.units import Duration, Part, Percentage
 
 _LABEL_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
@@ -31,7 +31,7 @@ class Quality(Model):
         description="In a cluster: the ConfigMap whose key `prompts.jsonl` holds them.",
     )
     max_tokens: int = Field(default=32, ge=1, le=4096, description="Length of each answer in tokens.")
-    min_agreement: Percentage = Field(
+    min_agreement: Part = Field(
         default=0.98, description="Share of answer tokens up to the first difference, on average."
     )
     max_divergence: float | None = Field(
@@ -62,7 +62,7 @@ class PromotionMode(StrEnum):
 class Canary(Model):
     """The first server of the winner in production."""
 
-    share: Percentage = Field(default=0.25, description="Share of production's requests that the canary gets.")
+    share: Part = Field(default=0.25, description="Share of production's requests that the canary gets.")
     warmup: Duration = Field(default=60.0, description="Its first minutes are not judged: caches are cold.")
     traffic_timeout: Duration = Field(default=600.0, description="No traffic by then: back, saying so.")
     labels: dict[str, str] = Field(

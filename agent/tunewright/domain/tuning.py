@@ -11,7 +11,7 @@ from tunewright.domain.measurement import LatencyName, PercentileName
 from tunewright.domain.model import Model
 from tunewright.domain.promotion import Promotion, PromotionMode, Quality
 from tunewright.domain.traffic import Sessions, Trace
-from tunewright.domain.units import Duration, Percentage, format_duration
+from tunewright.domain.units import Duration, Part, Percentage, check_url, format_duration
 
 LATENCIES: tuple[LatencyName, ...] = ("ttft", "tpot", "itl", "e2e")
 PERCENTILES: tuple[PercentileName, ...] = ("p50", "p90", "p95", "p99")
@@ -86,6 +86,8 @@ class Target(Model):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
+        for url in self.urls:
+            check_url(url)
         if sum((bool(self.command), bool(self.urls), self.deployment is not None)) != 1:
             raise ValueError(
                 "name exactly one of command (Tunewright runs the servers), urls (somebody else does) "
@@ -145,6 +147,14 @@ class Metrics(Model):
     window: Duration = Field(default=1800.0, description="The traffic profile is learned over this long.")
     interval: Duration = Field(default=15.0, description="Scrape interval (of Prometheus, or our own).")
     min_requests: int = Field(default=100, ge=1, description="A window with fewer finished requests is refused.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.interval:
+            raise ValueError("interval must be above 0s: servers would be asked without a pause")
+        if self.prometheus is not None:
+            check_url(self.prometheus)
+        return self
 
 
 class Objective(Model):
@@ -270,7 +280,7 @@ class Load(Model):
     )
     prompt_tokens: int | None = Field(default=None, ge=1, description="Fixed prompt length.")
     output_tokens: int | None = Field(default=None, ge=1, description="Fixed output length.")
-    prefix_reuse: Percentage | None = Field(default=None, description="Share of prompt tokens that is shared.")
+    prefix_reuse: Part | None = Field(default=None, description="Share of prompt tokens that is shared.")
     sessions: Sessions | None = Field(default=None, description="Agent sessions, for mode `sessions`.")
     trace: Trace | None = Field(default=None, description="A recording, for mode `trace`.")
     duration: Duration = Field(default=35.0, description="Length of the steady window of one measurement.")

@@ -37,10 +37,13 @@ def explain(
     lines = list(_error_lines(stdout)) + list(_error_lines(stderr))
     failure = _by_memory(lines) or _by_rule(lines, AFTER_START if under_load else None)
     if failure is None and hung:
+        heard = _last_line(stdout, stderr)
+        silent = "it lives, but stopped answering" if under_load else "it lives, but did not answer by its deadline"
+        longer = "" if under_load else "; a longer startTimeout may help"
         failure = Failure(
             kind=FailureKind.HUNG,
-            cause=_first_exception(lines) or _last_line(stdout, stderr) or "it did not answer by its deadline",
-            advice="It ran but did not answer in time: look at the end of its log; a longer startTimeout may help.",
+            cause=_first_exception(lines) or _cut(f"{silent}; the last line of its log: {heard}" if heard else silent),
+            advice=f"It ran but did not answer in time: look at the end of its log{longer}.",
         )
     failure = failure or _by_end(exit_code, lines, stdout, stderr)
     if under_load and failure.kind is FailureKind.OUT_OF_MEMORY:

@@ -9,6 +9,7 @@ from tunewright.domain.candidate import KnobValue
 
 Kind = Literal["int", "float", "bool", "choice"]
 _MULTIPLIERS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_MOST_SIGNS = 30
 _NUMBER = re.compile(r"(-?(?:\d+(?:\.\d*)?|\.\d+))([kmgtKMGT])?")
 
 
@@ -99,6 +100,8 @@ class Knob:
         match = _NUMBER.fullmatch(text)
         if match is None or (match[2] and not self.human):
             raise ValueError(f"{self.name}: {text!r} is not a number")
+        if len(text) > _MOST_SIGNS:  # beyond what a float and vLLM hold
+            raise ValueError(f"{self.name}: a number of {len(text)} signs is too long; at most {_MOST_SIGNS} are read")
         if self.kind == "float":
             return float(match[1])
         number = float(match[1]) * _MULTIPLIERS.get(match[2] or "", 1)

@@ -1,14 +1,15 @@
 """What the command `tunewright load` reads and writes: the job, its progress and its result."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from tunewright.domain.answers import Answer, QualityPrompt, answering_time
 from tunewright.domain.measurement import Interim, Measurement
 from tunewright.domain.model import Model
 from tunewright.domain.tuning import Slo
+from tunewright.domain.units import check_url
 from tunewright.domain.workload import Workload, time_limit
 from tunewright.ports import LoadRequest
 
@@ -31,7 +32,7 @@ class TokenRange(Model):
 class LoadJob(Model):
     """One load test, as `ports.LoadRequest` asks for it, and what only the command line can set. Times in seconds."""
 
-    url: str = Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")
+    url: Annotated[str, AfterValidator(check_url)] = Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")
     workload: Workload
     model: str | None = Field(default=None, description="Served model name; asked of the server when left out.")
     slo: Slo = Field(default_factory=Slo)

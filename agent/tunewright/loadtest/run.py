@@ -26,6 +26,7 @@ from tunewright.loadtest.measure import Answer, answers
 from tunewright.loadtest.quality import quality_answers
 from tunewright.loadtest.report import table
 from tunewright.loadtest.session import Tell
+from tunewright.tuningfile import explain_validation
 
 OK, FAILED, USAGE, VOID = 0, 1, 2, 3
 
@@ -117,7 +118,10 @@ def _serve(request: Path, result: Path) -> int:
 def _for_people(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     try:
         job = _job(given)
-    except (ValueError, ValidationError) as error:
+    except ValidationError as error:
+        model = Slo if error.title == Slo.__name__ else LoadJob
+        parser.error("; ".join(line.removeprefix("the file: ") for line in explain_validation(error, model=model)))
+    except ValueError as error:
         parser.error(str(error))
     shown = sys.stderr.isatty()
 

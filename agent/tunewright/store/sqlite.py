@@ -44,6 +44,7 @@ class SqliteStore:
         self._path = path
         self._clock = clock
         self._lock = threading.Lock()
+        self._file: tuple[int, int] | None = None  # until it is open
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -55,6 +56,7 @@ class SqliteStore:
         try:
             with self._errors():
                 self._open()
+            self._file = _identity(path)
         except (Refused, PortError):
             self._connection.close()
             raise
@@ -164,6 +166,14 @@ class SqliteStore:
                 "use the version that wrote it, or another --state"
             )
 
+    def _still_there(self) -> None:
+        """What is written to a file that was removed is lost with this process, and nobody else sees it."""
+        if self._file is not None and _identity(self._path) != self._file:
+            raise Refused(
+                f"{self._path} was removed or replaced while it was in use, so nothing more is kept in it. "
+                "Put it back from a backup, or begin again with the same command"
+            )
+
     def _read(self, statement: str, *values: str) -> Sequence[tuple[str, ...]]:
         with self._lock, self._errors():
             return self._connection.execute(statement, values).fetchall()
@@ -172,6 +182,7 @@ class SqliteStore:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All of it, durably, or nothing."""
         with self._lock, self._errors():
+            self._still_there()
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -213,6 +224,14 @@ class SqliteStore:
             f"{self._path} is damaged or no SQLite file ({what}); it was left as it is. "
             "Restore it from a backup, or use another --state"
         )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _is_there(connection: sqlite3.Connection, name: str) -> bool:

@@ -3,7 +3,6 @@
 import re
 import sys
 import time
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from rich.text import Text
 
 from tunewright.controller.deadlines import deadline
 from tunewright.controller.trials import running
+from tunewright.domain.oneline import clean
 from tunewright.domain.phases import TERMINAL, Phase
 from tunewright.domain.state import Gain, TrialOutcome, TrialPhase, TrialPurpose, TrialRecord, TuningRecord
 from tunewright.domain.step import age
@@ -201,12 +201,6 @@ class Console:
         style = "green" if record.phase in _GOOD_ENDS else "yellow"
         text = "\n".join([clean(record.sentence), *lines] if record.sentence else lines)
         self._rich.print(Panel(Text(text), title=f"{record.name}: {record.phase}", border_style=style))
-
-
-def clean(text: str) -> str:
-    """Text of a log or a person on one line, without control characters: they could command the terminal."""
-    flat = " ".join(text.split())
-    return "".join(" " if unicodedata.category(sign) in ("Cc", "Cf") else sign for sign in flat)
 
 
 def trial_title(trial: TrialRecord) -> str:

@@ -168,6 +168,8 @@ class ProcessTarget:
             self._front.route(self._routes(plan, seen))
             problem = self._front.ensure()
             self._publish(seen)
+            if starts:
+                self._end_unknown()
             for action in starts:  # last, for they may fail, and what serves must not wait for that
                 self._take(action, seen)
             seen = self._see(change=False) if starts else seen
@@ -359,6 +361,13 @@ class ProcessTarget:
         role = "canary" if seen.view.slot == CANARY else "stable"
         return {"role": role, "server": seen.view.name, "candidate": seen.view.candidate, "tuning": self._tuning}
 
+    def _end_unknown(self) -> None:
+        """Servers whose folder was removed get no requests any more, and hold what new ones need."""
+        for pid in children.find_marked(self._servers_directory):
+            mark = environ.variable(pid, children.MARK) or ""
+            if mark and not Path(mark).with_name("launch.json").exists():
+                environ.kill(pid, children.MARK, mark)
+
     # --- remembering ---
 
     def _last_plan(self) -> TargetPlan:
@@ -414,7 +423,12 @@ class ProcessTarget:
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """One agent at a time."""
-        with (self._directory / "lock").open("w") as file:
+        try:
+            self._servers_directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # it may have been removed meanwhile
+            file = (self._directory / "lock").open("w")
+        except OSError as error:
+            raise PortError(f"can't open {self._directory / 'lock'}: {error.strerror}; correct its rights") from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
