@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from cluster_production import ARGS, BASELINE, NEW, Traffic, deployment, own, production
+from cluster_story import kubectl
 
 from cluster import PATIENCE, wait_for
 from tunewright.domain.candidate import Candidate
@@ -167,6 +168,24 @@ def test_a_tuning_deleted_half_way_leaves_no_canary_and_release_brings_the_targe
     assert live(kube, namespace)["spec"] == before
     kube.delete(TUNINGS, owner.name, namespace)
     wait_for(lambda: len(kube.list(PODS, namespace).items) == 2, "the garbage collector takes the canary")
+
+
+def test_what_a_client_side_apply_owns_is_as_before_in_the_end(kube: Kube, namespace: str) -> None:
+    """It owns the default strategy that was filled in for it, so that leaving ours out would leave ours there."""
+    body = {"apiVersion": "apps/v1", "kind": "Deployment", **deployment(2)}
+    kubectl("-n", namespace, "apply", "-f", "-", stdin=body)
+    wait_for(lambda: whole(live(kube, namespace)), "production serves")
+    before = live(kube, namespace)["spec"]
+    target = target_of(kube, namespace, own(kube, namespace))
+    until(lambda: target.apply(plan(1)), settled)
+    assert live(kube, namespace)["spec"]["strategy"] != before["strategy"]
+    assert target.release() is not None
+    wait_for(lambda: whole(live(kube, namespace)), "production is whole again")
+    assert live(kube, namespace)["spec"] == before
+    until(lambda: target.apply(plan(2)), settled)
+    after = live(kube, namespace)["spec"]
+    assert after["strategy"] == before["strategy"]
+    assert "minReadySeconds" not in after
 
 
 def whole(deployment: Json) -> bool:

@@ -19,6 +19,7 @@ ROLLOUT_ANNOTATION = f"{GROUP}/rollout"
 HOLD_SECONDS = 30
 """`minReadySeconds` while we roll: so long Kubernetes waits behind a ready replica for our `paused`."""
 
+_ONE_BY_ONE = {"maxSurge": 0, "maxUnavailable": 1}
 _DEFAULT_STRATEGY = {"maxSurge": "25%", "maxUnavailable": "25%"}
 _MANAGER = re.compile(r'conflict with "([^"]+)"')
 
@@ -81,7 +82,7 @@ def body(name: str, note: Note, leaves: Json, *, paused: bool, hold_seconds: int
     """What is applied: the note, the leaves, and while `rolling` our strategy. What is left out of it falls back."""
     spec: Json = {"template": {"spec": {"containers": [leaves]}}}
     if rolling:
-        spec["strategy"] = {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+        spec["strategy"] = {"rollingUpdate": _ONE_BY_ONE}
         if not note.min_ready:  # a value of somebody else's holds as well
             spec["minReadySeconds"] = hold_seconds
         if paused:
@@ -89,6 +90,25 @@ def body(name: str, note: Note, leaves: Json, *, paused: bool, hold_seconds: int
     elif note.strategy != _DEFAULT_STRATEGY:
         spec["strategy"] = {"rollingUpdate": note.strategy}
     return {"metadata": {"name": name, "annotations": {ROLLOUT_ANNOTATION: note.text()}}, "spec": spec}
+
+
+def strategy_back(deployment: Json, note: Note, leaves: Json) -> Json | None:
+    """What is applied before our strategy is left out: how it was. None where it is not ours any more.
+
+    What is left out of an apply falls back only where nobody else owns it. A client-side apply goes on owning the
+    defaults that were filled in for it (seen on 1.20), and our values would stay. `leaves` are those that are there.
+    """
+    spec = deployment["spec"]
+    if (spec.get("strategy") or {}).get("rollingUpdate") != _ONE_BY_ONE or note.strategy == _ONE_BY_ONE:
+        return None
+    whole = body(
+        deployment["metadata"]["name"], replace(note, active=True), leaves, paused=False, hold_seconds=0, rolling=False
+    )
+    whole["spec"]["strategy"] = {"rollingUpdate": note.strategy}
+    for field in ("paused", "minReadySeconds"):  # until the next apply takes them away
+        if spec.get(field) and not (field == "minReadySeconds" and note.min_ready):
+            whole["spec"][field] = spec[field]
+    return whole
 
 
 def leaves_for(template: PodTemplate, candidate: Candidate, note: Note, ours: Container[str]) -> Json:
