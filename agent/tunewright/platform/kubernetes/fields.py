@@ -101,13 +101,9 @@ def strategy_back(deployment: Json, note: Note, leaves: Json) -> Json | None:
     spec = deployment["spec"]
     if (spec.get("strategy") or {}).get("rollingUpdate") != _ONE_BY_ONE or note.strategy == _ONE_BY_ONE:
         return None
-    whole = body(
-        deployment["metadata"]["name"], replace(note, active=True), leaves, paused=False, hold_seconds=0, rolling=False
-    )
+    paused, hold = bool(spec.get("paused")), int(spec.get("minReadySeconds") or 0)  # until the next apply
+    whole = body(deployment["metadata"]["name"], note, leaves, paused=paused, hold_seconds=hold, rolling=True)
     whole["spec"]["strategy"] = {"rollingUpdate": note.strategy}
-    for field in ("paused", "minReadySeconds"):  # until the next apply takes them away
-        if spec.get(field) and not (field == "minReadySeconds" and note.min_ready):
-            whole["spec"][field] = spec[field]
     return whole
 
 

@@ -203,8 +203,8 @@ class DeploymentTarget:
         if note is None:
             return None
         foreign = self._foreign(seen, (seen.template.candidate.hash,))
-        leaves = self._as_is(seen, note) if foreign else note.leaves
-        self._write(seen, note.ended(), leaves, paused=False, rolling=False)
+        self._give_strategy_back(seen, note)
+        self._write(note.ended(), self._as_is(seen, note) if foreign else note.leaves, paused=False, rolling=False)
         return f"Deployment {self._target.name} goes back to {note.baseline}"
 
     def let_go(self) -> bool:
@@ -214,13 +214,14 @@ class DeploymentTarget:
         note = self._under_way(seen)
         if note is not None:
             leaves = self._as_is(seen, note)
+            self._give_strategy_back(seen, note)
             try:
-                self._write(seen, note.ended(), leaves, paused=False, rolling=False, force=False)
+                self._write(note.ended(), leaves, paused=False, rolling=False, force=False)
             except KubeConflict as conflict:
                 if not conflict.causes:
                     raise
                 # The strategy is theirs too: what we wrote of it falls back when it is left out.
-                self._write(seen, note.ended().without_strategy(), leaves, paused=False, rolling=False, force=False)
+                self._write(note.ended().without_strategy(), leaves, paused=False, rolling=False, force=False)
         others = any(not server.trouble for server in seen.servers if not server.canary)
         serving = any(not server.trouble for server in seen.servers if server.canary)
         if seen.canary is not None and (others or not serving):
@@ -320,7 +321,9 @@ class DeploymentTarget:
             note = self._note(seen, plan)
             restoring = action.do is Do.RESTORE
             leaves = leaves_for(seen.template, action.candidate, note, self._ours(seen))
-            self._write(seen, note.ended() if restoring else note, leaves, paused=action.paused, rolling=not restoring)
+            if restoring:
+                self._give_strategy_back(seen, note)
+            self._write(note.ended() if restoring else note, leaves, paused=action.paused, rolling=not restoring)
         return action.do is not Do.WAIT
 
     def _note(self, seen: _Seen, plan: TargetPlan) -> Note:
@@ -331,10 +334,12 @@ class DeploymentTarget:
             return note.again(self._owner, seen.template)
         return Note.of(self._owner, seen.deployment, seen.template)
 
-    def _write(self, seen: _Seen, note: Note, leaves: Json, *, paused: bool, rolling: bool, force: bool = True) -> None:
-        before = None if rolling else strategy_back(seen.deployment, note, self._as_is(seen, note))
+    def _give_strategy_back(self, seen: _Seen, note: Note) -> None:
+        before = strategy_back(seen.deployment, note, self._as_is(seen, note))
         if before is not None:  # undoes what is ours alone: forced, as others may own the value it has again
             self._kube.apply(DEPLOYMENTS, before, self._target.namespace, force=True)
+
+    def _write(self, note: Note, leaves: Json, *, paused: bool, rolling: bool, force: bool = True) -> None:
         whole = body(self._target.name, note, leaves, paused=paused, hold_seconds=self._hold_seconds, rolling=rolling)
         try:
             self._kube.apply(DEPLOYMENTS, whole, self._target.namespace, force=self._take_over and force)
