@@ -5,12 +5,12 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from tunewright.domain.tuning import Tuning
 from tunewright.domain.units import format_duration
+from tunewright.knobs import commandline
 from tunewright.loadtest.job import LoadFailure
 from tunewright.loadtest.trace import read_trace
 from tunewright.local import model_facts
@@ -116,7 +116,7 @@ def _prompts(path: Path) -> str:
 def _command(words: tuple[str, ...], environment: dict[str, str]) -> str:
     command = Command(words, environment)
     problems = command.problems(command.baseline)
-    named = next((following for word, following in pairwise(words) if word in ("serve", "--model")), "")
+    named = commandline.model_of(words) or ""
     if named.startswith(("/", "./", "../")) and not Path(named).exists():
         problems.append(f"there is no model at {named}")
     if problems:

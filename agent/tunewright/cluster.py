@@ -15,7 +15,7 @@ from tunewright.controller.manager import Manager
 from tunewright.controller.reconcile import reconcile
 from tunewright.domain.answers import QualityPrompt
 from tunewright.domain.candidate import Candidate
-from tunewright.domain.phases import TERMINAL, Phase
+from tunewright.domain.phases import BEFORE_CONFIRMING, TERMINAL
 from tunewright.domain.state import TrialRecord, TuningRecord
 from tunewright.domain.tuning import Tuning
 from tunewright.kube.client import Json, Kube
@@ -53,8 +53,6 @@ NEIGHBOUR = 10.0
 CALLS = 16
 """Calls of the loop to the API server at once: more would only wait there."""
 PROMPTS_KEY = "prompts.jsonl"
-_ASKED_IN = frozenset({Phase.PENDING, Phase.PROFILING, Phase.BASELINING, Phase.SEARCHING})
-"""Phases in which image and model are asked: long before the search wants to know, mostly."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ class Cluster:
         except Refused as refusal:
             return self._cannot_be_run(record, view, refusal)
         inquiry = self._contexts[key][2]
-        if record.phase in _ASKED_IN:
+        if record.phase in BEFORE_CONFIRMING:  # asked long before the search wants to know, mostly
             inquiry.look()
         else:
             inquiry.end()

@@ -20,7 +20,7 @@ from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION, Phase
 from tunewright.domain.state import TrialPhase, TrialRecord, TuningRecord
 from tunewright.domain.step import start_anew, update
 from tunewright.domain.tuning import Tuning
-from tunewright.knobs import asking, binary
+from tunewright.knobs import asking, binary, commandline
 from tunewright.knobs.facts import ModelFacts, from_config
 from tunewright.loadtest.files import write_atomic
 from tunewright.observe.prometheus import PrometheusSource
@@ -367,7 +367,7 @@ def model_facts(tuning: Tuning) -> ModelFacts:
     spec = tuning.spec
     command = list(spec.spare.command or spec.target.command)
     environment = spare_environment(spec.target, spec.spare)
-    named = next((following for word, following in pairwise(command) if word in ("serve", "--model")), None)
+    named = commandline.model_of(command)
     folder = next((following for word, following in pairwise(command) if word == "--download-dir"), "")
     config = asking.config_of(named, {**os.environ, **environment}, folder) if named else None
     known = from_config(config) if config is not None else ModelFacts()

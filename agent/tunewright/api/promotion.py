@@ -6,6 +6,7 @@ from pydantic import Field
 
 from tunewright.api.views import CandidateView, FinalistView, candidate_view, collection, finalist_view
 from tunewright.controller.decisions import live_approval
+from tunewright.controller.gating import must_prove
 from tunewright.domain.candidate import Candidate, KnobValue
 from tunewright.domain.measurement import Measurement
 from tunewright.domain.model import Model
@@ -17,7 +18,7 @@ from tunewright.domain.quality import judge_quality
 from tunewright.domain.state import Decision, TrialPurpose, TrialRecord, TuningRecord
 from tunewright.domain.units import format_duration, format_share
 from tunewright.domain.verdict import Verdict
-from tunewright.knobs.catalogue import is_lossy, new_speculation
+from tunewright.knobs.catalogue import is_lossy
 
 
 class Binding(Model):
@@ -161,7 +162,7 @@ def promotion_view(
         slo=_slo(record, old, new),
         differences=differences,
         lossy=lossy,
-        quality=_quality(record, runs, lossy=bool(lossy)),
+        quality=_quality(record, runs, lossy),
         notes=record.notes,
         approval=live_approval(record),
         pending=tuple(pending),
@@ -229,14 +230,12 @@ def _slo(record: TuningRecord, old: Sequence[TrialRecord], new: Sequence[TrialRe
     return (*latencies, errors)
 
 
-def _quality(record: TuningRecord, runs: Sequence[TrialRecord], *, lossy: bool) -> QualityView | None:
+def _quality(record: TuningRecord, runs: Sequence[TrialRecord], lossy: Sequence[str]) -> QualityView | None:
     if record.winner is None or record.baseline is None:
         return None
-    quality = record.tuning.spec.quality
-    verdict = judge_quality(record.baseline, record.winner, runs, quality)
-    speculates = bool(new_speculation(record.winner.values, record.baseline.values))
+    verdict = judge_quality(record.baseline, record.winner, runs, record.tuning.spec.quality)
     return QualityView(
-        required=lossy or speculates or quality.always,
+        required=bool(must_prove(record, record.winner, lossy)),
         passed=verdict.passed,
         agreement=verdict.agreement,
         divergence=verdict.divergence,

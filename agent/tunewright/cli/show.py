@@ -62,8 +62,9 @@ def show(
         return
     if not records:
         print(f"No tunings in {state}. Start one with: tunewright tune FILE")
+    driven = held(state / "store.sqlite")
     for record in records:
-        print("\n".join(_lines(record, held(state / "store.sqlite"))))
+        print("\n".join(_lines(record, driven)))
 
 
 def _watch(state: StateOption, name: str) -> int:

@@ -137,7 +137,7 @@ def _conclude(record: TuningRecord, mine: Sequence[TrialRecord], context: Contex
     better.sort(key=lambda f: f.gain.estimate.value if f.gain else 0.0, reverse=True)
     turned_down = []
     for finalist in better:
-        if why := must_prove(record, finalist.candidate, context):
+        if why := must_prove(record, finalist.candidate, context.proposer.lossy(finalist.candidate, baseline)):
             quality = judge_quality(baseline, finalist.candidate, mine, spec.quality)
             if not quality.passed:
                 turned_down.append(f"{finalist.candidate.hash} does not keep the answers: {quality.reason}; {why}")

@@ -5,7 +5,7 @@ from typing import Literal
 
 from tunewright.controller.context import Context
 from tunewright.domain.candidate import Candidate
-from tunewright.domain.phases import TERMINAL, TOUCHES_PRODUCTION, Phase
+from tunewright.domain.phases import BEFORE_CONFIRMING, TERMINAL, TOUCHES_PRODUCTION, Phase
 from tunewright.domain.state import Decision, TuningRecord, Wish
 from tunewright.domain.step import enter, say, update
 from tunewright.ports import Refused
@@ -13,8 +13,7 @@ from tunewright.propose.asked import read_asked
 
 Action = Literal["approve", "reject", "suspend", "resume", "abort", "rollback", "propose"]
 
-_BEFORE_THE_END = frozenset({Phase.PENDING, Phase.PROFILING, Phase.BASELINING, Phase.SEARCHING})
-"""Phases in which a candidate may still be asked for."""
+_CAN_GO_BACK = TOUCHES_PRODUCTION | {Phase.PROMOTED}
 _MOST_WISHES = 200
 
 
@@ -33,13 +32,13 @@ def refusal(record: TuningRecord, decision: Decision) -> str | None:
         return "it is not suspended"
     if decision.action == "abort" and record.phase in TERMINAL:
         return f"it has ended: {record.phase}{_instead(record)}"
-    if decision.action == "rollback" and record.phase not in (TOUCHES_PRODUCTION | {Phase.PROMOTED}):
+    if decision.action == "rollback" and record.phase not in _CAN_GO_BACK:
         return f"production was not changed: the tuning is {record.phase}"
     return None
 
 
 def _why_not_proposed(record: TuningRecord, decision: Decision) -> str | None:
-    if record.phase not in _BEFORE_THE_END:
+    if record.phase not in BEFORE_CONFIRMING:
         return f"the search is over: the tuning is {record.phase}"
     if len(record.proposed) >= _MOST_WISHES:
         return f"{_MOST_WISHES} candidates were asked for already"
@@ -52,7 +51,7 @@ def _why_not_proposed(record: TuningRecord, decision: Decision) -> str | None:
 
 def _instead(record: TuningRecord) -> str:
     """What does what was meant, for whoever wants out; empty where nothing is left to do."""
-    if record.phase in TOUCHES_PRODUCTION | {Phase.PROMOTED}:
+    if record.phase in _CAN_GO_BACK:
         return "; `rollback` brings production back"
     return "" if record.phase in TERMINAL else "; `abort` ends it"
 

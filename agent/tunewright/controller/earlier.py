@@ -1,13 +1,13 @@
 """What earlier tunings of the same target measured: a prior for the search, never a result of this one."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from tunewright.controller.context import Context
 from tunewright.domain.objective import judge
 from tunewright.domain.state import Earlier, TrialOutcome, TrialRecord, TuningRecord
 from tunewright.domain.step import update
 from tunewright.domain.tuning import Target, TuningSpec
+from tunewright.knobs.commandline import model_of
 
 MOST, MOST_TUNINGS = 120, 20
 """Earlier trials that are kept in a record, and other tunings that are looked at."""
@@ -17,8 +17,8 @@ def target_key(target: Target) -> str:
     """Names what is tuned, beside its version and GPU, which the trials tell: the Deployment, or the model's path."""
     if target.deployment is not None:
         return f"deployment/{target.deployment}/{target.container or ''}"
-    named = [after for word, after in pairwise(target.command) if word in ("serve", "--model")]
-    return f"model/{named[0]}" if named else f"servers/{' '.join(target.urls)}"
+    named = model_of(target.command)
+    return f"model/{named}" if named is not None else f"servers/{' '.join(target.urls)}"
 
 
 def with_own(record: TuningRecord, trials: Sequence[TrialRecord]) -> TuningRecord:

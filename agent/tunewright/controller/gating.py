@@ -11,10 +11,11 @@ ANSWERED = 3
 """Fresh starts of each side that answer: three give three comparisons of the baseline with itself, and nine across."""
 
 
-def must_prove(record: TuningRecord, candidate: Candidate, context: Context) -> str:
-    """Why this candidate must prove that its answers stay the same; empty when it need not."""
+def must_prove(record: TuningRecord, candidate: Candidate, lossy: Sequence[str]) -> str:
+    """Why this candidate must prove that its answers stay the same; empty when it need not. `lossy` names its changes
+    against the baseline that can change answers."""
     baseline = record.baseline or Candidate()
-    if lossy := context.proposer.lossy(candidate, baseline):
+    if lossy:
         return f"it changes what can change answers ({', '.join(lossy)})"
     if method := new_speculation(candidate.values, baseline.values):
         return f"its speculation ({method}) is new"
@@ -25,7 +26,8 @@ def answers_wanted(record: TuningRecord, trial: TrialRecord, context: Context) -
     """Whether this run answers the prompts: it costs the spare's time, so only where something is to be proven."""
     if trial.purpose is not TrialPurpose.CONFIRM:
         return False
-    if not any(must_prove(record, finalist.candidate, context) for finalist in record.finalists):
+    baseline, lossy = record.baseline or Candidate(), context.proposer.lossy
+    if not any(must_prove(record, f.candidate, lossy(f.candidate, baseline)) for f in record.finalists):
         return False
     return _answered(context.store.trials(record.name), trial.candidate) < ANSWERED
 

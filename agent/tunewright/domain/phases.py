@@ -40,6 +40,9 @@ TERMINAL = frozenset(
 
 TOUCHES_PRODUCTION = frozenset({Phase.CANARY, Phase.ROLLING, Phase.WATCHING, Phase.ROLLING_BACK})
 
+BEFORE_CONFIRMING = frozenset({Phase.PENDING, Phase.PROFILING, Phase.BASELINING, Phase.SEARCHING})
+"""The search is still to come, or under way."""
+
 _P = Phase
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     _P.PENDING: frozenset({_P.PROFILING, _P.FAILED}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from tunewright.domain.candidate import Candidate, KnobValue
@@ -96,6 +97,11 @@ def split(argv: Sequence[str], environment: Mapping[str, str]) -> SplitCommand:
         templates=templates,
         environment_text=texts,
     )
+
+
+def model_of(command: Sequence[str]) -> str | None:
+    """The model's folder or hub id, as the word after `serve` or `--model` names it; None where none does."""
+    return next((following for word, following in pairwise(command) if word in ("serve", "--model")), None)
 
 
 def join(command: SplitCommand, candidate: Candidate) -> tuple[list[str], dict[str, str]]:

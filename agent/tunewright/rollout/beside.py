@@ -17,7 +17,7 @@ from tunewright.domain.promotion import Analysis, FurtherMetric
 from tunewright.domain.verdict import MetricVerdict, Outcome
 from tunewright.observe import names
 from tunewright.rollout.gates import LEAST_TOLERANCE, Case, surely_more, verdict_of
-from tunewright.rollout.inference import mean_difference, mean_ratio
+from tunewright.rollout.inference import Estimated, mean_difference, mean_ratio
 
 Judged = MetricVerdict | str
 """The verdict on a metric, or why it is not judged."""
@@ -97,13 +97,8 @@ def preemptions(case: Case) -> Judged:
         return verdict_of(metric, Outcome.INCONCLUSIVE, reason, shown)
     said = f"{each[0]:.3f} preemptions per request against {each[1]:.3f}"
     tolerance = max(case.analysis.preemption_tolerance, LEAST_TOLERANCE)
-    if apart.estimate > tolerance / 2 and apart.lower(case.alpha) > 0:
-        return verdict_of(metric, Outcome.FAIL, f"{said}, surely more", shown)
-    if case.too_early:
-        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
-    if apart.estimate <= tolerance / 2 and apart.upper(case.beta) < tolerance:
-        return verdict_of(metric, Outcome.PASS, said, shown)
-    return verdict_of(metric, Outcome.INCONCLUSIVE, f"{said}, not settled", shown)
+    outcome, reason = _settled(case, apart, tolerance, said, worse="more")
+    return verdict_of(metric, outcome, reason, shown)
 
 
 def throughput(case: Case) -> Judged:
@@ -129,13 +124,19 @@ def throughput(case: Case) -> Judged:
         return verdict_of(metric, Outcome.INCONCLUSIVE, reason, shown)
     said = f"{rates[0]:.0f} output tokens per second and GPU against {rates[1]:.0f}"
     tolerance = math.log(1 + max(case.analysis.throughput_tolerance, LEAST_TOLERANCE))
-    if less.estimate > tolerance / 2 and less.lower(case.alpha) > 0:
-        return verdict_of(metric, Outcome.FAIL, f"{said}, surely less", shown)
+    outcome, reason = _settled(case, less, tolerance, said, worse="less")
+    return verdict_of(metric, outcome, reason, shown)
+
+
+def _settled(case: Case, apart: Estimated, tolerance: float, said: str, *, worse: str) -> tuple[Outcome, str]:
+    """Two hypotheses: no difference, or one of `tolerance` to the worse; between them, the nearer."""
+    if apart.estimate > tolerance / 2 and apart.lower(case.alpha) > 0:
+        return Outcome.FAIL, f"{said}, surely {worse}"
     if case.too_early:
-        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_early, shown)
-    if less.estimate <= tolerance / 2 and less.upper(case.beta) < tolerance:
-        return verdict_of(metric, Outcome.PASS, said, shown)
-    return verdict_of(metric, Outcome.INCONCLUSIVE, f"{said}, not settled", shown)
+        return Outcome.INCONCLUSIVE, case.too_early
+    if apart.estimate <= tolerance / 2 and apart.upper(case.beta) < tolerance:
+        return Outcome.PASS, said
+    return Outcome.INCONCLUSIVE, f"{said}, not settled"
 
 
 _GATES: Mapping[FurtherMetric, Callable[[Case], Judged]] = {

@@ -1,6 +1,7 @@
 """A recommendation as files for the tool that owns production: kustomize, Helm values, or plain arguments. Pure."""
 
 import shlex
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -83,10 +84,10 @@ def _kustomize(name: str, recipe: Recipe, baseline: Candidate) -> list[Recommend
         raise Refused(f"{name} tunes processes of one machine: there is no Deployment to patch; use --as args")
     patch = f"tunewright-{recipe.deployment}.yaml"
     container: dict[str, Any] = {"name": recipe.container}
-    container |= {field: list(words) for field in ("command", "args") if (words := getattr(recipe, field))}
+    container |= _words(recipe)
     knobs = [CATALOGUE[knob] for knob in baseline.values if knob in CATALOGUE]
     gone = [knob.environment for knob in knobs if knob.environment and knob.environment not in recipe.environment]
-    env = [{"name": variable, "value": text} for variable, text in recipe.environment.items()]
+    env = _env(recipe.environment)
     env += [{"name": variable, "$patch": "delete"} for variable in gone]
     if env:
         container["env"] = env
@@ -116,9 +117,9 @@ def _helm(name: str, recipe: Recipe, baseline: Candidate, winner: Candidate) -> 
     if recipe.stack_model:
         return [_stack_values(recipe, baseline, winner)]
     release = f"release {recipe.helm_release}" if recipe.helm_release else "your release"
-    values: dict[str, Any] = {field: list(words) for field in ("command", "args") if (words := getattr(recipe, field))}
+    values = _words(recipe)
     if recipe.environment:
-        values["env"] = [{"name": variable, "value": text} for variable, text in recipe.environment.items()]
+        values["env"] = _env(recipe.environment)
     return [
         RecommendedFile(
             name="values-tunewright.yaml",
@@ -139,7 +140,7 @@ def _stack_values(recipe: Recipe, baseline: Candidate, winner: Candidate) -> Rec
         config["extraArgs"] = flags
     entry: dict[str, Any] = {"name": recipe.stack_model, "vllmConfig": config}
     if environment:
-        entry["env"] = [{"name": variable, "value": text} for variable, text in environment.items()]
+        entry["env"] = _env(environment)
     gone = [knob for knob in baseline.values if knob not in winner.values]
     out = [STACK_VALUES.get(knob) or _flag(knob) for knob in gone]
     return RecommendedFile(
@@ -153,9 +154,7 @@ def _stack_values(recipe: Recipe, baseline: Candidate, winner: Candidate) -> Rec
 
 def _args(recipe: Recipe) -> RecommendedFile:
     if recipe.deployment:
-        values: dict[str, Any] = {
-            field: list(words) for field in ("command", "args") if (words := getattr(recipe, field))
-        }
+        values = _words(recipe)
         if recipe.environment:
             values["env"] = dict(recipe.environment)
         where = f"container {recipe.container} of Deployment {recipe.namespace}/{recipe.deployment}"
@@ -163,6 +162,15 @@ def _args(recipe: Recipe) -> RecommendedFile:
     pairs = [f"{variable}={shlex.quote(text)}" for variable, text in recipe.environment.items()]
     text = " ".join([*pairs, *map(shlex.quote, recipe.args)]) + "\n"
     return RecommendedFile(name="command.sh", text=text, where="what starts each server of production")
+
+
+def _words(recipe: Recipe) -> dict[str, Any]:
+    """The container's fields that are set."""
+    return {field: list(words) for field in ("command", "args") if (words := getattr(recipe, field))}
+
+
+def _env(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"name": variable, "value": text} for variable, text in environment.items()]
 
 
 def _flag(name: str) -> str:
