@@ -223,13 +223,18 @@ def test_without_an_slo_a_regression_after_the_roll_goes_back_by_itself() -> Non
     assert "ttft mean 2 s against 0.8 s before the roll, surely worse" in record.sentence
 
 
-def test_going_back_that_somebody_else_holds_for_ever_comes_to_an_end(world: World) -> None:
+def held_by_others(world: World) -> TuningRecord:
+    """Somebody else changed production in the middle of the roll, and it is to go back."""
     world.run(until=waits)
     approve(world)
     world.run(until=lambda r: r.phase is Phase.ROLLING)
     world.intrude(THEIRS)
     decide(world, "abort")
-    held = world.run(until=lambda r: "is held" in r.sentence)
+    return world.run(until=lambda r: "is held" in r.sentence)
+
+
+def test_going_back_that_somebody_else_holds_for_ever_comes_to_an_end(world: World) -> None:
+    held = held_by_others(world)
     assert held.phase is Phase.ROLLING_BACK
     assert held.foreign_since is not None
     record = world.run(until=lambda r: r.phase is not Phase.ROLLING_BACK)
@@ -245,12 +250,7 @@ def test_going_back_that_somebody_else_holds_for_ever_comes_to_an_end(world: Wor
 
 
 def test_somebody_who_gives_production_back_in_time_costs_nothing(world: World) -> None:
-    world.run(until=waits)
-    approve(world)
-    world.run(until=lambda r: r.phase is Phase.ROLLING)
-    world.intrude(THEIRS)
-    decide(world, "abort")
-    held = world.run(until=lambda r: "is held" in r.sentence)
+    held = held_by_others(world)
     world.clock.advance(3000)
     world.run(until=lambda r: r.foreign_since is not None)
     world.intrude(None)
