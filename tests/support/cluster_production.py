@@ -75,7 +75,21 @@ def production(kube: Kube, namespace: str, body: Json, *, manager: str = "kubect
     }
     made = kube.create(SERVICES, service, namespace)
     wait_for(lambda: ready_replicas(kube, namespace) == body["spec"]["replicas"], "production serves")
-    return f"http://{made['spec']['clusterIP']}"
+    return routed(f"http://{made['spec']['clusterIP']}")
+
+
+def routed(url: str) -> str:
+    """The Service's address, once the node routes it: a busy one refuses it for a while after its pods are ready."""
+    wait_for(lambda: answers(f"{url}/health"), f"{url} is routed")
+    return url
+
+
+def answers(url: str) -> bool:
+    """With 200, at once."""
+    try:
+        return httpx.get(url, timeout=2, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def ready_replicas(kube: Kube, namespace: str) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import yaml
-from cluster_production import container
+from cluster_production import answers, container, routed
 
 from cluster import wait_for
 from tunewright.demo.prometheus import free_port
@@ -59,7 +59,7 @@ def prometheus_of_pods(folder: Path, kube: Kube, address: str) -> Iterator[tuple
         process = subprocess.Popen([*argv, f"--web.listen-address={address}:{port}"], stdout=log, stderr=log)
     try:
         url = f"http://{address}:{port}"
-        wait_for(lambda: _answers(f"{url}/-/ready"), "prometheus is ready")
+        wait_for(lambda: answers(f"{url}/-/ready"), "prometheus is ready")
         yield process, url
     finally:
         stop.set()
@@ -85,13 +85,6 @@ def _target(pod: Json) -> Json:
     return {"targets": [f"{pod['status']['podIP']}:8000"], "labels": labels}
 
 
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 def production(kube: Kube, name: str, server: Json, *, strategy: Json | None = None, pod: Json | None = None) -> str:
     """Two servers behind a Service, applied by kubectl; the address that clients use, once both serve."""
     labels = {"app": name}
@@ -111,7 +104,7 @@ def production(kube: Kube, name: str, server: Json, *, strategy: Json | None = N
     service = {"metadata": {"name": name}, "spec": {"selector": labels, "ports": [{"port": 80, "targetPort": 8000}]}}
     made = kube.create(SERVICES, service, NAMESPACE)
     wait_for(lambda: ready(kube, name) == 2, f"{name} serves")
-    return f"http://{made['spec']['clusterIP']}"
+    return routed(f"http://{made['spec']['clusterIP']}")
 
 
 def ready(kube: Kube, name: str) -> int:
