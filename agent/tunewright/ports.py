@@ -121,6 +121,8 @@ class ServerStatus:
     memory: StartMemory | None = None
     waiting: bool = False
     """While it starts: nothing runs yet, and what it waits for (a node, an image) will be told, so don't look often."""
+    silent_seconds: float = 0.0
+    """Once it is ready: how long /health has been left unanswered, until the server counts as failed."""
 
 
 class Spare(Protocol):

@@ -12,13 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Killed, SystemClock, fake_target, first_port, killed_at_writes, nothing_left, wait_for
+from processes import (
+    Killed,
+    ShiftedClock,
+    SystemClock,
+    fake_target,
+    first_port,
+    killed_at_writes,
+    nothing_left,
+    wait_for,
+)
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.state import FailureKind
 from tunewright.domain.tuning import Spare as SpareSpec
 from tunewright.domain.tuning import Target as TargetSpec
-from tunewright.platform.process import attempts, children, sockets
+from tunewright.platform.process import attempts, children, fleet, probe, sockets
 from tunewright.platform.process.adopted import AdoptedTarget
 from tunewright.platform.process.target import ProcessTarget
 from tunewright.ports import PortError, Refused, Target, TargetPlan, TargetStatus
@@ -199,6 +208,9 @@ class OnProcesses(TargetContract):
         assert child is not None
         return child
 
+    def generation(self, file: str) -> int:
+        return int(json.loads((self.directory / "proxy" / f"{file}.json").read_bytes())["generation"])
+
 
 class TestProcessTarget(OnProcesses):
     """Two replicas."""
@@ -220,6 +232,29 @@ class TestProcessTarget(OnProcesses):
             assert status.failure is None
         assert clients.failures == []
         assert self.record("replica-0").pid != child.pid
+
+    def test_a_server_that_hangs_gets_no_requests_until_it_answers_again(
+        self, make_target: Callable[[], ProcessTarget], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(probe, "SHORT", 0.2)
+        clock = ShiftedClock()
+        target = ProcessTarget(self.directory, self.spec, clock, tuning="t")
+        hangs = self.record("replica-0").pid
+        os.kill(hangs, signal.SIGSTOP)  # its port still takes connections
+        try:
+            assert [r.ready for r in target.ensure_started().replicas] == [True, True], "it may only be busy"
+            clock.ahead = fleet.PATIENCE + 1
+            status = wait_for(lambda: s if not (s := target.ensure_started()).settled else None)
+            assert [r.ready for r in status.replicas] == [False, True]
+            assert "/health has not answered" in status.detail
+            assert status.foreign is None
+            wait_for(lambda: len({self.generation("routes"), self.generation("status")}) == 1)
+            with Traffic(self.spec.listen) as clients:
+                wait_for(lambda: clients.answered.total() > 20)
+            assert clients.failures == []
+        finally:
+            os.kill(hangs, signal.SIGCONT)
+        wait_for(lambda: target.ensure_started().settled)
 
     def test_routes_changed_by_somebody_else_are_named_and_put_right(
         self, make_target: Callable[[], ProcessTarget]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tunewright.domain.candidate import Candidate
 from tunewright.platform.process.fleet import (
     CANARY,
+    PATIENCE,
     SURGE,
     Action,
     Do,
@@ -17,6 +18,7 @@ from tunewright.platform.process.fleet import (
     replica_slot,
     settled,
     wanted_servers,
+    weights,
 )
 from tunewright.ports import ServerPhase, TargetPlan
 
@@ -179,9 +181,35 @@ def test_fewer_replicas_end_the_ones_above() -> None:
     assert {view.slot for view in world.servers} == {"replica-0", "replica-1"}
 
 
+def test_a_server_that_does_not_answer_gets_no_requests_while_another_does() -> None:
+    world = World.running(2)
+    world.settle(plan(canary=True))
+    first, second, canary = (view.name for view in world.servers)
+    assert weights(world.servers, 0.2) == {first: 0.4, second: 0.4, canary: 0.2}
+    world.change(first, silent_seconds=PATIENCE)
+    assert weights(world.servers, 0.2) == {first: 0.4, second: 0.4, canary: 0.2}, "a busy one is slow to answer"
+    world.change(first, silent_seconds=PATIENCE + 1)
+    assert weights(world.servers, 0.2) == {first: 0.0, second: 0.8, canary: 0.2}
+    world.change(second, silent_seconds=PATIENCE + 1)
+    assert weights(world.servers, 0.2) == {first: 0.0, second: 0.0, canary: 1.0}
+    world.change(canary, silent_seconds=PATIENCE + 1)
+    assert weights(world.servers, 0.2) == {first: 0.4, second: 0.4, canary: 0.2}, "nothing better is there"
+    world.change(first, silent_seconds=0.0)
+    assert weights(world.servers, 0.2) == {first: 1.0, second: 0.0, canary: 0.0}
+
+
+def test_nothing_goes_because_of_a_server_that_does_not_answer() -> None:
+    world = World.running(2)
+    world.change(world.servers[0].name, silent_seconds=PATIENCE + 1)
+    for _ in range(3):
+        assert world.step(plan(2)) == []
+        world.advance()
+    assert not settled(world.servers, plan(), 2)
+
+
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["ready", "fail", "die", "gone", "drained", "plan", "nothing"]),
+        st.sampled_from(["ready", "fail", "die", "gone", "drained", "silent", "answers", "plan", "nothing"]),
         st.integers(0, 5),
         st.integers(0, 3),
         st.booleans(),
@@ -203,6 +231,7 @@ def test_no_step_of_ours_takes_away_the_last_server(replicas: int, events: list[
         world.step(wanted)
         _check(before, world, wanted)
     world.advance()
+    world.servers = [replace(view, silent_seconds=0.0) for view in world.servers]
     serving = any(view.serving for view in world.servers)
     for _ in range(80):
         if settled(world.servers, wanted, replicas):
@@ -226,6 +255,8 @@ def _happen(world: World, event: str, pick: int) -> None:
         world.change(view.name, phase=ServerPhase.FAILED)
     elif event == "gone" and view.phase is ServerPhase.STOPPING:
         world.servers = [other for other in world.servers if other.name != view.name]
+    elif event in ("silent", "answers") and view.phase is ServerPhase.READY:
+        world.change(view.name, silent_seconds=PATIENCE + 1 if event == "silent" else 0.0)
     elif event == "drained" and view.retiring:
         world.change(view.name, drained=True)
 

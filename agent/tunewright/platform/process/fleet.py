@@ -18,6 +18,13 @@ The surge server carries the traffic of a single replica while that is replaced.
 """
 
 
+PATIENCE = 10.0
+"""Seconds that a ready server may leave /health unanswered, as a busy one does, before its requests go to others."""
+
+_LARGEST_SHARE = 0.95
+"""Of the canary: the stable servers stay warm, and are there when it fails."""
+
+
 def replica_slot(index: int) -> str:
     """The place of one replica."""
     return f"replica-{index}"
@@ -34,11 +41,17 @@ class View:
     phase: ServerPhase
     retiring: bool = False  # gets no new requests
     drained: bool = False  # and has none left, or has used its time up
+    silent_seconds: float = 0.0  # that /health has been left unanswered
+
+    @property
+    def staying(self) -> bool:
+        """Ready, and to be given requests."""
+        return self.phase is ServerPhase.READY and not self.retiring
 
     @property
     def serving(self) -> bool:
-        """Ready, and given requests."""
-        return self.phase is ServerPhase.READY and not self.retiring
+        """The same, and it answers: others may go because this one is there."""
+        return self.staying and self.silent_seconds <= PATIENCE
 
 
 class Do(StrEnum):
@@ -94,6 +107,17 @@ def settled(servers: Sequence[View], plan: TargetPlan, replicas: int) -> bool:
     fleet = _Fleet(servers, plan, replicas)
     places = sorted(view.slot for view in servers)
     return places == sorted(wanted_servers(plan, replicas)) and all(v.serving and fleet.fits(v) for v in servers)
+
+
+def weights(servers: Sequence[View], canary_share: float) -> dict[str, float]:
+    """What share of the requests each ready server is to get. One that does not answer gets none, if another does."""
+    staying = [view for view in servers if view.staying]
+    routed = [view for view in staying if view.serving] or staying
+    stable = [view.name for view in routed if view.slot != CANARY]
+    share = min(max(canary_share, 0.0), _LARGEST_SHARE) if stable else 1.0
+    each = {view.name: 0.0 for view in servers if view.phase is ServerPhase.READY}
+    each |= {view.name: share for view in routed if view.slot == CANARY}
+    return each | {name: round((1.0 - share) / len(stable), 6) for name in stable}
 
 
 class _Fleet:

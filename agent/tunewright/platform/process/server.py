@@ -3,6 +3,7 @@ takes over where another was killed. Every call is short; only the end of a dyin
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from tunewright.domain.candidate import Candidate
@@ -217,9 +218,11 @@ class Server:
         if state is Health.SILENT:
             now = self._clock.monotonic()
             self._silent_since = self._silent_since if self._silent_since is not None else now
-            if now - self._silent_since > SILENCE:
+            silent = now - self._silent_since
+            if silent > SILENCE:
                 return _failed(self._explain(child, under_load=True, hung=True))
-            return _is_ready(launch, ready, f"/health has not answered for {now - self._silent_since:.0f} s")
+            told = _is_ready(launch, ready, f"/health has not answered for {silent:.0f} s")
+            return replace(told, silent_seconds=silent)
         self._silent_since = None
         if state in (Health.DEAD, Health.REFUSED):  # the engine is gone, and the process is about to follow
             return _failed(self._explain(child, under_load=True, closed=state is Health.REFUSED))

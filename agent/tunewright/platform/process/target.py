@@ -33,6 +33,7 @@ from tunewright.platform.process.fleet import (
     decide,
     settled,
     wanted_servers,
+    weights,
 )
 from tunewright.platform.process.front import Front
 from tunewright.platform.process.records import Launch, Since
@@ -43,7 +44,6 @@ from tunewright.ports import Clock, PortError, Refused, Replica, ServerPhase, Se
 LOGS_KEPT = 20
 _DEFAULT_MEMORY_SHARE = 0.92  # vLLM's
 _DRIVER_MEMORY = 1024.0  # MiB that a GPU reports in use with nobody on it
-_LARGEST_SHARE = 0.95  # the stable servers stay warm, and are there when the canary fails
 
 
 class _Stable(Model):
@@ -255,6 +255,7 @@ class ProcessTarget:
                 phase=status.phase,
                 retiring=retire is not None,
                 drained=retire is not None and self._drained(launch.name, retire),
+                silent_seconds=status.silent_seconds,
             )
             seen.append(_Seen(server, launch, status, view))
         return seen
@@ -280,6 +281,7 @@ class ProcessTarget:
         problem = problem or self._front.problem() or ""
         whole = settled([s.view for s in seen], plan, self._target.replicas)
         serving = {s.view.slot for s in seen if s.view.serving}
+        there = {s.view.slot for s in seen if s.view.staying}
         details = [f"{s.view.name} {s.view.phase}: {s.status.detail}" for s in seen if not s.view.serving]
         absent = [
             slot for slot in wanted_servers(plan, self._target.replicas) if slot not in {s.view.slot for s in seen}
@@ -295,7 +297,7 @@ class ProcessTarget:
             detail="; ".join([*([problem] if problem else []), *details]) or f"{len(serving)} servers ready",
             failure=failure,
             foreign=self._front.tampered()
-            or self._attempts.killed(set(wanted_servers(plan, self._target.replicas)) - serving),
+            or self._attempts.killed(set(wanted_servers(plan, self._target.replicas)) - there),
         )
 
     # --- doing ---
@@ -331,16 +333,12 @@ class ProcessTarget:
         )
 
     def _routes(self, plan: TargetPlan, seen: Sequence[_Seen]) -> list[Route]:
-        ready = [s for s in seen if s.view.phase is ServerPhase.READY]
-        stable = [s for s in ready if s.view.serving and s.view.slot != CANARY]
-        share = min(max(plan.canary_share, 0.0), _LARGEST_SHARE) if stable else 1.0
-        routes = []
-        for s in ready:
-            weight = share if s.view.slot == CANARY else (1.0 - share) / max(1, len(stable))
-            canary = s.view.slot == CANARY
-            url = f"http://{_instance(s.launch)}"
-            routes.append(Route(s.view.name, url, round(weight, 6) if s.view.serving else 0.0, canary))
-        return routes
+        shares = weights([s.view for s in seen], plan.canary_share)
+        launches = {s.view.name: s.launch for s in seen}
+        return [
+            Route(name, f"http://{_instance(launches[name])}", share, launches[name].slot == CANARY)
+            for name, share in shares.items()
+        ]
 
     def _publish(self, seen: Sequence[_Seen]) -> None:
         """Tell Prometheus (`file_sd_configs`) where the servers are."""
