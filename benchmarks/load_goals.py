@@ -34,7 +34,13 @@ def goals(found: Mapping[str, Sequence[Case]]) -> list[dict[str, Any]]:
     good = max((case["tokens_per_second"] for case in levels if case["good"]), default=0.0)
     if any(case["asked_tokens_per_second"] >= 60_000 or not case["good"] for case in levels):
         text = f"{good:,.0f} tokens/s"
-        judged.append(_goal("60,000 tokens/s from one process with p99 error under 1 ms", text, good >= 59_400))
+        judged.append(
+            _goal(
+                "60,000 tokens/s from one process with p99 error under 1 ms, of what was sent on time",
+                text,
+                good >= 59_400,
+            )
+        )
     stalls = [case for case in found["stall"] if (case["client"], case["loop"]) == ("ours", "open")]
     if stalls:
         off = max(abs(case["ttft_p99_ms"] / case["true_ttft_p99_ms"] - 1) for case in stalls)

@@ -14,6 +14,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
+ON_TIME = 0.001
+"""Seconds that the server may send a token late and count as on time."""
+
+
 class Seen(NamedTuple):
     """One completed request, in monotonic seconds."""
 
@@ -63,11 +67,13 @@ def read(path: Path) -> Run:
         return Run(seen, (window[0], window[1]) if window else None, json.loads(str(file["notes"])))
 
 
-def compare(run: Run, truth: Mapping[str, Truth], streams: int | None) -> dict[str, Any]:
+def compare(run: Run, truth: Mapping[str, Truth], streams: int | None, pace: float | None = None) -> dict[str, Any]:
     """Client against server, over the requests that ended in the window. Errors in milliseconds, client minus server.
 
     `own` errors are of the receive times alone. The others are of latencies as a client reports them: these hold,
-    beside it, how long the server took to read the request, which no client can see and a user waits for.
+    beside it, how long the server took to read the request, which no client can see and a user waits for. With `pace`
+    (seconds between the tokens of a stream, out of step) the tokens that the server sent on time are judged for
+    themselves too: after a stall it sends two of a stream at once, which no client can tell apart.
     """
     by_number = {name.rpartition("-")[2]: found for name, found in truth.items() if "-" in name}
     received = np.array([one.received for one in by_number.values()]) / 1e9
@@ -97,6 +103,11 @@ def compare(run: Run, truth: Mapping[str, Truth], streams: int | None) -> dict[s
     true_ttft = np.array([(one.sent[0] - one.received) / 1e9 for _, one in pairs])
     true_e2e = np.array([(one.sent[-1] - one.received) / 1e9 for _, one in pairs])
     true_itl = np.concatenate([np.diff(one.sent) / 1e9 for _, one in pairs])
+    if pace is not None:
+        late = np.concatenate([_lateness(one.sent / 1e9, pace) for _, one in whole])
+        on_time = np.abs(receive[late < ON_TIME])
+        found |= {"on_time": len(on_time) / len(late), "server_late_max_ms": float(late.max()) * 1e3}
+        found["on_time_error_p99_ms"] = float(np.percentile(on_time, 99)) * 1e3
     return found | {
         "miscounted": len(pairs) - len(whole),
         "receive_error_ms": _spread(receive),
@@ -109,6 +120,13 @@ def compare(run: Run, truth: Mapping[str, Truth], streams: int | None) -> dict[s
         "itl_mean_error_ms": float(itl.mean() - true_itl.mean()) * 1e3,
         "e2e_p99_error_ms": _percentile_error(e2e, true_e2e),
     }
+
+
+def _lateness(sent: Floats, pace: float) -> Floats:
+    """Seconds after its time that each token went; the stream's most punctual one tells when that was."""
+    due = sent - pace * np.arange(len(sent))
+    lateness: Floats = due - due.min()
+    return lateness
 
 
 def _spread(values: Floats) -> dict[str, float]:

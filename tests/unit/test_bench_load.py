@@ -55,6 +55,21 @@ def test_a_merged_read_is_an_error_of_its_earlier_tokens():
     assert case["receive_error_p99_ms"] == pytest.approx(20.0, rel=0.01)
 
 
+def test_what_the_server_sent_late_is_judged_apart():
+    """A stall of one and a half spacings: two tokens go together, and the client takes them for one read."""
+    name, whole = truth(1)
+    sent = whole.sent.copy()
+    sent[10] = sent[11] - 10_000_000
+    one = seen()
+    merged = load_seen.Seen(0.0, np.delete(one.reads, 10), np.array([1] * 10 + [2] + [1] * 38))
+    run = load_seen.Run({"1": merged}, (0.0, 2.0))
+    case = load_seen.compare(run, {name: truth_server.Truth(whole.received, sent)}, 1, pace=0.02)
+    assert case["receive_error_p99_ms"] > 4.0
+    assert case["on_time"] == pytest.approx(49 / 50)
+    assert case["on_time_error_p99_ms"] == pytest.approx(0.0, abs=1e-4)
+    assert case["server_late_max_ms"] == pytest.approx(10.0, abs=0.01)
+
+
 def test_only_what_ended_in_the_window_counts():
     assert compared({"1": seen(), "2": seen()}, (0.0, 1.0))["requests"] == 0
 
