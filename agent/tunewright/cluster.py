@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from tunewright.controller.context import Context
 from tunewright.controller.decisions import go_back
@@ -42,6 +43,7 @@ from tunewright.store.kubernetes_trials import TrialMemory
 from tunewright.store.namespaces import KubernetesStores
 from tunewright.telemetry.metrics import Metrics
 from tunewright.telemetry.source import WatchedSource
+from tunewright.tokenfile import credential
 
 _log = logging.getLogger(__name__)
 
@@ -53,21 +55,26 @@ NEIGHBOUR = 10.0
 CALLS = 16
 """Calls of the loop to the API server at once: more would only wait there."""
 PROMPTS_KEY = "prompts.jsonl"
+CREDENTIALS = Path("/etc/tunewright/credentials")
+"""Where Secrets are mounted whose files a Tuning may name."""
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
     """What the Deployment of the controller says. `image` is that of load-test pods: our own.
 
-    `namespace` is the controller's own, where its Lease is; with `all_namespaces` it serves the others too.
+    `namespace` is the controller's own, where its Lease is; with `all_namespaces` it serves the others too. Only files
+    in `credentials` are read for a Tuning; with `all_namespaces`, in its folder of the Tuning's namespace.
     """
 
     namespace: str
     image: str
     identity: str = ""
     image_pull_policy: str = "IfNotPresent"
+    image_pull_secrets: tuple[str, ...] = ()
     load_cpu: str = "1"
     all_namespaces: bool = False
+    credentials: Path = CREDENTIALS
 
 
 class Cluster:
@@ -264,8 +271,15 @@ class Cluster:
             cache_claim=spec.spare.cache_claim,
             cache_path=spec.spare.cache_path,
         )
-        prober = Prober(spec.target.model, spec.target.api_key_file)
-        settings = LoadPodSettings(self.settings.image, self.settings.image_pull_policy, cpu=self.settings.load_cpu)
+        api_key_file = self._credential(namespace, spec.target.api_key_file, "target.apiKeyFile")
+        prometheus_token = self._credential(namespace, spec.metrics.bearer_token_file, "metrics.bearerTokenFile")
+        prober = Prober(spec.target.model, str(api_key_file) if api_key_file else None)
+        settings = LoadPodSettings(
+            self.settings.image,
+            self.settings.image_pull_policy,
+            self.settings.image_pull_secrets,
+            cpu=self.settings.load_cpu,
+        )
         target = DeploymentTarget(
             self.kube,
             owner,
@@ -288,6 +302,7 @@ class Cluster:
                     spec.metrics.prometheus,
                     spec.metrics.selector or default_selector(namespace, spec.target.deployment),
                     interval=spec.metrics.interval,
+                    bearer_token_file=prometheus_token,
                 ),
                 self.metrics.instruments,
             ),
@@ -307,6 +322,13 @@ class Cluster:
             prompts=partial(config_map_prompts, self.kube, namespace, spec.quality.prompts_config_map),
         )
         return context, inquiry
+
+    def _credential(self, namespace: str, named: str | None, field: str) -> Path | None:
+        """The file with a token that a Tuning names. Raises `Refused` for one that is not for its namespace."""
+        if named is None:
+            return None
+        folder = self.settings.credentials
+        return credential(folder / namespace if self.settings.all_namespaces else folder, named, field)
 
 
 def config_map_prompts(kube: Kube, namespace: str, name: str | None) -> Sequence[QualityPrompt]:

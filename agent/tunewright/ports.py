@@ -4,7 +4,7 @@ Long actions are `start(id)`, `poll(id)`, `cancel(id)` with deterministic ids: e
 also by another process after a crash. Every call either returns within its own time-out or raises `PortError`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -29,6 +29,19 @@ class Conflict(PortError):
 
 class Refused(Exception):
     """Asking again will not help; the message says what to change."""
+
+
+class Objected(Refused):
+    """A decision was not kept, because of another one that came before."""
+
+
+Objection = Callable[[Sequence[Decision]], str | None]
+"""Why a decision is not to be kept beside these; None where nothing speaks against it."""
+
+
+def no_objection(_decisions: Sequence[Decision]) -> str | None:
+    """None."""
+    return None
 
 
 Key = tuple[str, str]
@@ -394,8 +407,12 @@ class Store(Protocol):
         """Forget the trials of a tuning that starts anew."""
         ...
 
-    def decide(self, name: str, decision: Decision) -> None:
-        """Keep a person's decision until the loop takes it up."""
+    def decide(self, name: str, decision: Decision, unless: Objection = no_objection) -> None:
+        """Keep a person's decision until the loop takes it up.
+
+        `unless` is asked in the same step as it is written, of all decisions there are by then, oldest first. Raises
+        `Objected` with what it says.
+        """
         ...
 
     def decisions(self, name: str) -> list[Decision]:

@@ -12,7 +12,7 @@ from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import Decision, PhaseChange, TrialPurpose, TrialRecord, TuningRecord
 from tunewright.domain.tuning import Tuning
-from tunewright.ports import Conflict, Refused, Store
+from tunewright.ports import Conflict, Objected, Refused, Store
 from tunewright.store.memory import MemoryStore
 from tunewright.store.sqlite import SqliteStore
 
@@ -160,6 +160,27 @@ class StoreContract:
         final = store.load("demo")
         assert final is not None
         assert final.version == max(won) == len(won) + 1
+
+    def test_an_objection_is_asked_of_all_that_was_decided_by_then(self, store: Store) -> None:
+        store.save(record())
+        store.decide("demo", decision("ada"), lambda kept: None)
+        with pytest.raises(Objected, match="ada was first"):
+            store.decide("demo", decision("bob"), lambda kept: f"{kept[0].by} was first")
+        assert [d.by for d in store.decisions("demo")] == ["ada"]
+
+    def test_of_many_at_once_who_object_to_others_one_is_kept(self, store: Store) -> None:
+        store.save(record())
+        objected: list[str] = []
+
+        def once() -> None:
+            try:
+                store.decide("demo", decision(), lambda kept: "there is one" if kept else None)
+            except Objected as objection:
+                objected.append(str(objection))
+
+        _together(once, 6)
+        assert len(store.decisions("demo")) == 1
+        assert objected == ["there is one"] * 5
 
     def test_no_decision_of_many_is_lost(self, store: Store) -> None:
         store.save(record())

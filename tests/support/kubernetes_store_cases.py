@@ -1,22 +1,23 @@
 """What the store on custom resources promises beyond the port's contract; run against a fake and a real API server."""
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
-from restapi import BASELINE, WINNER, trials, waiting
+from restapi import BASELINE, START, WINNER, trials, waiting
 from tunings import tuning
 from world import BEST, FakeClock, World
 
 from cluster import wait_for
-from tunewright.controller.decisions import bound
+from tunewright.controller.decisions import bound, decided_before
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import Decision, TuningRecord
 from tunewright.domain.step import update
 from tunewright.domain.tuning import Tuning
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.resources import EVENTS, TRIALS, TUNINGS
-from tunewright.ports import Conflict, Refused
+from tunewright.ports import Conflict, Objected, Refused
 from tunewright.store.kubernetes import KubernetesStore
 
 NAME = "demo"
@@ -281,6 +282,28 @@ class KubernetesStoreCases:
         assert errors == []
         taken = store.decisions(NAME)
         assert sorted((d.by, d.at) for d in taken) == [(f"p{i}", 1000.25 + turn) for i in range(3) for turn in (0, 1)]
+
+    def test_of_many_who_approve_at_once_one_is_kept_and_the_others_are_told(
+        self, store: KubernetesStore, kube: Kube, namespace: str, clock: FakeClock
+    ) -> None:
+        record = store.save(waiting())
+        stores = [KubernetesStore(kube, namespace, clock) for _ in range(4)]
+        told: list[str] = []
+
+        def approve(each: KubernetesStore, who: str) -> None:
+            yes = bound(record, "approve", at=START + 1, by=who)
+            try:
+                each.decide(NAME, yes, partial(decided_before, record, yes))
+            except Objected as objection:
+                told.append(str(objection))
+
+        threads = [threading.Thread(target=approve, args=(each, f"p{i}")) for i, each in enumerate(stores)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        (kept,) = store.decisions(NAME)
+        assert told == [f"{kept.by} approved it already"] * 3
 
     def test_deciding_on_nothing_is_refused(self, store: KubernetesStore, kube: Kube, namespace: str) -> None:
         self.applied(kube, namespace)

@@ -9,12 +9,12 @@ from restapi import API, START, WINNER, Clock, Rest, problem, waiting
 from tunings import tuning
 
 from tunewright.api.auth import own_name
-from tunewright.controller.decisions import live_approval, take_up
+from tunewright.controller.decisions import bound, live_approval, take_up
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import Decision, PromotionState, TuningRecord
 from tunewright.domain.step import start_anew, update
-from tunewright.ports import PortError
+from tunewright.ports import Objection, PortError, no_objection
 from tunewright.store.memory import MemoryStore
 from tunewright.store.sqlite import SqliteStore
 
@@ -165,6 +165,66 @@ def test_approved_and_rejected_before_the_loop_looks(rest: Rest) -> None:
     assert loop_takes_up(rest).phase is Phase.REJECTED
 
 
+def test_of_two_who_approve_the_second_is_told_who_did(rest: Rest) -> None:
+    body = rest.binding() | {"reason": "looks good"}
+    assert rest.post("/tunings/demo/approve", body).status_code == 202
+    for _ in range(2):  # before the loop looks, and after it has
+        found = problem(rest.post("/tunings/demo/approve", body), 409, "not-now")
+        assert found["detail"] == f"The approve has no effect: {own_name()} approved it already: looks good."
+        loop_takes_up(rest)
+    assert len(rest.store.decisions("demo")) == 1
+
+
+def test_a_rejection_is_not_taken_back(rest: Rest) -> None:
+    body = rest.binding() | {"reason": "no"}
+    assert rest.post("/tunings/demo/reject", body).status_code == 202
+    for action in ("approve", "reject"):
+        found = problem(rest.post(f"/tunings/demo/{action}", body), 409, "not-now")
+        assert f"{own_name()} rejected it already: no" in found["detail"]
+    assert loop_takes_up(rest).phase is Phase.REJECTED
+
+
+class Meanwhile(MemoryStore):
+    """Somebody else's decision is written between our look and our write."""
+
+    def __init__(self, other: Decision) -> None:
+        super().__init__()
+        self.other: Decision | None = other
+
+    def decide(self, name: str, decision: Decision, unless: Objection = no_objection) -> None:
+        other, self.other = self.other, None
+        if other is not None:
+            super().decide(name, other)
+        super().decide(name, decision, unless)
+
+
+def test_of_two_at_the_same_moment_one_wins(tmp_path: Path) -> None:
+    record = waiting()
+    rest = Rest(tmp_path, Meanwhile(bound(record, "approve", at=START + 1, by="ben", reason="mine")))
+    rest.store.save(record)
+    found = problem(rest.post("/tunings/demo/approve", rest.binding() | {"reason": "x"}), 409, "not-now")
+    assert "ben approved it already: mine" in found["detail"]
+    after = loop_takes_up(rest)
+    approval = live_approval(after)
+    assert approval is not None
+    assert (approval.by, len(after.decisions)) == ("ben", 1)
+
+
+def test_an_approval_of_something_else_stands_in_nobody_s_way(rest: Rest) -> None:
+    stale = bound(waiting(), "approve", at=START + 1, by="ben").model_copy(update={"candidate": "other"})
+    earlier = bound(waiting(), "approve", at=START - 1, by="ben")
+    for each in (earlier, stale):
+        rest.store.decide("demo", each)
+    assert rest.post("/tunings/demo/approve", rest.binding() | {"reason": "x"}).status_code == 202
+
+
+def test_a_second_approval_that_was_written_all_the_same_changes_nothing(rest: Rest) -> None:
+    for by in ("ana", "ben"):
+        rest.store.decide("demo", bound(waiting(), "approve", at=START + 1, by=by))
+    after = loop_takes_up(rest)
+    assert "The approve by ben has no effect: ana approved it already" in after.sentence
+
+
 def test_suspend_and_resume(rest: Rest) -> None:
     problem(rest.post("/tunings/demo/resume", {"reason": "x"}), 409, "not-now")
     assert rest.post("/tunings/demo/suspend", {"reason": "maintenance"}).status_code == 202
@@ -239,10 +299,10 @@ class Broken(MemoryStore):
         super().__init__()
         self.error: Exception | None = error
 
-    def decide(self, name: str, decision: Decision) -> None:
+    def decide(self, name: str, decision: Decision, unless: Objection = no_objection) -> None:
         if self.error is not None:
             raise self.error
-        super().decide(name, decision)
+        super().decide(name, decision, unless)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from tunewright.api.auth import own_name
 from tunewright.cli.app import app
+from tunewright.controller.decisions import bound
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import PromotionState, TuningRecord
@@ -28,6 +29,17 @@ def stored(folder: Path, record: TuningRecord) -> Path:
 def promoted() -> TuningRecord:
     state = PromotionState(candidate=WINNER, baseline=Candidate(values={"max_num_seqs": 4}), replicas=2, updated=2)
     return waiting(phase=Phase.PROMOTED, promotion=state)
+
+
+def test_what_somebody_approved_is_not_approved_again(tmp_path: Path) -> None:
+    folder = stored(tmp_path, waiting())
+    store = SqliteStore(folder / "store.sqlite", Clock())
+    store.decide("demo", bound(waiting(), "approve", at=START + 1, by="ben", reason="mine"))
+    store.close()
+    done = RUNNER.invoke(app, ["approve", "demo", "--state", str(folder)])
+    assert done.exit_code == Exit.REFUSED
+    assert "demo: approve refused: ben approved it already: mine" in done.output
+    assert len(decided(folder)) == 1
 
 
 def decided(folder: Path) -> list[tuple[str, str, str]]:

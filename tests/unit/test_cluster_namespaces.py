@@ -1,6 +1,7 @@
 """One controller for the Tunings of all namespaces: each is driven in its own, and what is gone leaves nothing."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -37,8 +38,11 @@ class Source:
 
     selectors: ClassVar[set[str]] = set()
 
-    def __init__(self, url: str, selector: str, *, interval: float) -> None:
+    tokens: ClassVar[set[Path | None]] = set()
+
+    def __init__(self, url: str, selector: str, *, interval: float, bearer_token_file: Path | None) -> None:
         self.selectors.add(selector)
+        self.tokens.add(bearer_token_file)
         self.fetch = FakeMetrics(World()).fetch
         self.describe = lambda: f"Prometheus at {url}"
 
@@ -46,26 +50,29 @@ class Source:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     monkeypatch.setattr(module, "PrometheusSource", Source)
-    Source.selectors = set()
+    Source.selectors, Source.tokens = set(), set()
     Servers(monkeypatch)
     made = FakeCluster(Clock())
     made.put(NODES, node(16), None)
     return made
 
 
-def tuned(fake: FakeCluster, namespace: str, name: str = "chat") -> None:
-    """Production of two servers in a namespace, and a Tuning of it."""
+def tuned(fake: FakeCluster, namespace: str, name: str = "chat", **files: str) -> None:
+    """Production of two servers in a namespace, and a Tuning of it; `files` are those that it names."""
     fake.put(DEPLOYMENTS, deployment(2), namespace)
     fake.put(SERVICES, {"metadata": {"name": "llm"}, "spec": {"selector": {"app": "llm"}}}, namespace)
-    spec = manifest(target={"deployment": "llm"}, metrics={"prometheus": "http://prometheus", "window": "60s"})["spec"]
+    target = {"deployment": "llm"} | ({"apiKeyFile": files["key"]} if "key" in files else {})
+    metrics = {"prometheus": "http://prometheus", "window": "60s"}
+    metrics |= {"bearerTokenFile": files["token"]} if "token" in files else {}
+    spec = manifest(target=target, metrics=metrics)["spec"]
     kind = {"apiVersion": TUNINGS.api_version, "kind": TUNINGS.kind}
     fake.put(TUNINGS, {**kind, "metadata": {"name": name}, "spec": spec}, namespace)
     for _ in range(4):
         fake.tick()
 
 
-def controller(fake: FakeCluster, *, all_namespaces: bool = True, namespace: str = OWN) -> Cluster:
-    settings = ClusterSettings(namespace, "tunewright:test", identity=namespace, all_namespaces=all_namespaces)
+def controller(fake: FakeCluster, *, all_namespaces: bool = True, namespace: str = OWN, **more: Any) -> Cluster:
+    settings = ClusterSettings(namespace, "tunewright:test", identity=namespace, all_namespaces=all_namespaces, **more)
     connect: Callable[..., Any] = lambda **_: fake  # noqa: E731
     return Cluster(settings, fake.clock, connect)
 
@@ -122,6 +129,37 @@ def test_each_tuning_is_driven_in_its_own_namespace(fake: FakeCluster) -> None:
     assert {selector.split(",")[0] for selector in Source.selectors} == {
         'namespace="team-a"', 'namespace="team-b"',
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["key", "token"])
+def test_of_the_files_that_it_can_read_a_tuning_may_name_those_of_its_namespace_alone(
+    fake: FakeCluster, tmp_path: Path, field: str
+) -> None:
+    """The controller would else send its own token, or another team's key, to whatever server a Tuning names."""
+    for namespace in (A[0], B[0]):
+        (tmp_path / namespace).mkdir()
+        (tmp_path / namespace / "key").write_text("sesame")
+    tuned(fake, A[0], **{field: f"{tmp_path}/{A[0]}/key"})
+    tuned(fake, B[0], **{field: f"{tmp_path}/{A[0]}/key"})
+    cluster = controller(fake, credentials=tmp_path)
+    ended = lambda: status(fake, B[0]).get("phase") == "Failed" and len(status(fake, A[0]).get("phase", "")) > 7  # noqa: E731
+    drive(fake, cluster, ended)
+    named = {"key": "target.apiKeyFile", "token": "metrics.bearerTokenFile"}[field]
+    sentence = status(fake, B[0])["sentence"]
+    assert f"{named} names {tmp_path}/{A[0]}/key, but the controller reads only files in {tmp_path}/{B[0]}" in sentence
+    assert Source.tokens == ({tmp_path / A[0] / "key"} if field == "token" else {None})
+    assert names(fake, PODS, B[0]) == [each for each in names(fake, PODS, B[0]) if each.startswith("llm-")]
+
+
+def test_a_controller_of_one_namespace_reads_its_folder(fake: FakeCluster, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("sesame")
+    tuned(fake, A[0], token=f"{tmp_path}/token")
+    cluster = controller(fake, all_namespaces=False, namespace=A[0], credentials=tmp_path)
+    drive(fake, cluster, lambda: status(fake, A[0]).get("phase") == "Baselining")
+    assert Source.tokens == {tmp_path / "token"}
+    tuned(fake, A[0], token="/var/run/secrets/kubernetes.io/serviceaccount/token")
+    drive(fake, cluster, lambda: status(fake, A[0]).get("phase") == "Failed")
+    assert "the controller reads only files in" in status(fake, A[0])["sentence"]
 
 
 def test_without_the_option_others_namespaces_are_never_looked_at(fake: FakeCluster) -> None:

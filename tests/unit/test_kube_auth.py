@@ -37,7 +37,7 @@ def answering(fake: FakeKube, answer: Any, status: int = 201) -> None:
 def test_a_good_token_names_its_owner(fake: FakeKube, kube: Kube) -> None:
     answering(fake, {"status": GOOD})
     caller = TokenReviewer(kube).authenticate("Bearer t0ken")
-    assert caller == Caller(name="anna", groups=("team", "system:authenticated"))
+    assert caller == Caller(name="anna", groups=("team", "system:authenticated"), uid="1")
     (request,) = fake.requests
     assert request.path == "/apis/authentication.k8s.io/v1/tokenreviews"
     assert request.body["spec"] == {"token": "t0ken", "audiences": ["tunewright"]}
@@ -77,7 +77,8 @@ def test_a_missing_yes_is_a_no(fake: FakeKube, kube: Kube) -> None:
 
 @pytest.mark.parametrize(
     "user", [None, {}, {"username": ""}, {"username": 7}, "anna", {"username": "a", "groups": "g"},
-             {"username": "a", "groups": [1]}],
+             {"username": "a", "groups": [1]}, {"username": "a", "uid": 1}, {"username": "a", "extra": ["scopes"]},
+             {"username": "a", "extra": {"scopes": "user:info"}}, {"username": "a", "extra": {"scopes": [1]}}],
 )  # fmt: skip
 def test_a_user_that_can_not_be_read_is_nobody(fake: FakeKube, kube: Kube, user: Any) -> None:
     answering(fake, {"status": GOOD | {"user": user}})
@@ -133,6 +134,17 @@ def test_what_is_asked_for_reading_and_deciding(fake: FakeKube, kube: Kube) -> N
         assert lists == {"user": "anna", "groups": ["g"], "resourceAttributes": common | {"verb": "list", "name": ""}}
         assert reads["resourceAttributes"] == common | {"verb": "get", "name": "demo"}
         assert decides["resourceAttributes"] == common | {"verb": "update", "subresource": "approval", "name": "demo"}
+
+
+def test_a_token_that_is_limited_is_asked_about_with_its_limits(fake: FakeKube, kube: Kube) -> None:
+    """OpenShift's scopes, a cloud's sessions: without them the question would be about all that its owner may."""
+    extra = {"scopes.authorization.openshift.io": ["user:info"], "authentication.kubernetes.io/pod-name": ["x"]}
+    answering(fake, {"status": GOOD | {"user": ANNA | {"extra": extra}}})
+    caller = TokenReviewer(kube).authenticate("Bearer t0ken")
+    answering(fake, {"status": {"allowed": True}})
+    assert AccessReviewer(kube, "team").allows(caller, Verb.DECIDE, None, "demo")
+    asked = fake.requests[-1].body["spec"]
+    assert (asked["extra"], asked["uid"], asked["groups"]) == (extra, "1", ANNA["groups"])
 
 
 def test_all_tunings_of_the_cluster_need_a_right_in_the_whole_cluster(fake: FakeKube, kube: Kube) -> None:

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tunewright.domain.measurement import Estimate
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import (
     ConfirmStatus,
+    Decision,
     Finalist,
     Gain,
     PhaseChange,
@@ -34,7 +36,7 @@ from tunewright.domain.verdict import Outcome, Reading, Verdict
 from tunewright.kube.client import Kube
 from tunewright.kube.errors import NotFound
 from tunewright.kube.resources import EVENTS, TRIALS, TUNINGS
-from tunewright.ports import Conflict, PortError, Refused
+from tunewright.ports import Conflict, Objected, PortError, Refused
 from tunewright.store.kubernetes import KubernetesStore
 from tunewright.store.kubernetes_pass import Pass
 from tunewright.store.kubernetes_status import conditions, pack, trial_status, tuning_status, unpack
@@ -493,6 +495,26 @@ def test_status_stays_below_64_kib_after_500_trials(fake: FakeKube, store: Kuber
     assert len(json.dumps(status)) < 64 * 1024
     assert len(store.trials(NAME)) == 500
     assert max(len(json.dumps(fake.objects[path])) for path in fake.objects if "/trials/" in path) < 16 * 1024
+
+
+def test_candidates_that_are_asked_for_without_end_do_not_fill_the_status(
+    fake: FakeKube, store: KubernetesStore
+) -> None:
+    record = store.save(long_story())
+    asked = Decision(
+        action="propose", at=1.5, by="system:serviceaccount:prod:ana", reason="why " * 40, values={"max_num_seqs": "8"}
+    )
+    with suppress(Objected):
+        for _ in range(200):
+            store.decide(NAME, asked)
+    kept = len(store.decisions(NAME))
+    with pytest.raises(Objected, match="holds no more"):
+        store.decide(NAME, asked)
+    assert 40 < kept < 199
+    store.save(record)
+    store.decide(NAME, decision("ana"))
+    assert len(store.decisions(NAME)) == kept + 1, "whoever approves, or goes back, always can"
+    assert len(json.dumps(fake.objects[PATH.strip("/")]["status"])) < 64 * 1024
 
 
 # --- what is shown ---

@@ -8,7 +8,7 @@ from fake_kube import Drop, FakeKube, Request, client_of, fake_kube, refuse
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.errors import Unavailable
 from tunewright.kube.resources import CONFIG_MAPS
-from tunewright.kube.watch import MAX_BACKOFF, Key, Watcher
+from tunewright.kube.watch import MAX_BACKOFF, MAX_WAIT, SHORTEST, Key, Watcher
 
 NS = "team"
 
@@ -159,8 +159,71 @@ def test_after_a_failure_it_recovers_and_waits_no_more(fake: FakeKube, kube: Kub
     fake.released.set()
     seen, stop = Seen(kube), Turns(3)
     seen.watcher.run(stop)
-    assert stop.waited == [0.5]
+    assert stop.waited == [0.5, SHORTEST, SHORTEST]
     assert seen.told == [("a", True)]
+
+
+def test_a_server_that_ends_each_watch_at_once_is_not_asked_without_end(fake: FakeKube, kube: Kube) -> None:
+    fake.released.set()
+    seen, stop = Seen(kube), Turns(4)
+    seen.watcher.run(stop)
+    assert stop.waited == [SHORTEST] * 4
+
+
+def test_nor_is_one_whose_versions_are_always_too_old(fake: FakeKube, kube: Kube) -> None:
+    fake.before = failing(refuse(410, "Expired"), "watch")
+    seen, stop = Seen(kube), Turns(4)
+    seen.watcher.run(stop)
+    assert stop.waited == [SHORTEST] * 4
+
+
+def test_a_watch_that_lasted_is_taken_up_again_at_once(fake: FakeKube, kube: Kube) -> None:
+    make(kube, "a")
+    fake.released.set()
+    seen, stop = Seen(kube), Turns(3)
+    seen.on_change = lambda key, found: setattr(seen, "time", seen.time + 45.0)
+    seen.watcher.run(stop)
+    assert stop.waited == [SHORTEST] * 2, "the first one lasted"
+
+
+def test_a_server_that_asks_for_patience_gets_it_and_no_list_on_top(fake: FakeKube, kube: Kube) -> None:
+    """Priority and fairness throws a request away unread: what it is about can be gone on from."""
+    make(kube, "a")
+    fake.released.set()
+    seen = Seen(kube)
+    seen.once()
+    busy = refuse(429, "TooManyRequests", "too many requests, please try again later")
+    busy.headers = {"Retry-After": "7"}
+    fake.before = failing(busy, "watch")
+    fake.requests.clear()
+    stop = Turns(2)
+    seen.watcher.run(stop)
+    assert stop.waited == [7.0, 7.0]
+    assert all(request.query.get("watch") for request in fake.requests), "a list would have cost it more"
+    busy.headers = {"Retry-After": "86400"}
+    stop = Turns(1)
+    seen.watcher.run(stop)
+    assert stop.waited == [MAX_WAIT]
+    make(kube, "b")
+    fake.before = lambda request: None
+    assert seen.once() == [("b", True)]
+
+
+def test_a_mistake_in_what_is_told_does_not_end_the_watch(fake: FakeKube, kube: Kube) -> None:
+    make(kube, "a")
+    fake.released.set()
+    seen, stop = Seen(kube), Turns(2)
+    mistakes = [KeyError("status")]
+
+    def stumble(key: Key, found: Json | None) -> None:
+        if mistakes:
+            raise mistakes.pop()
+
+    seen.on_change = stumble
+    seen.watcher.run(stop)
+    assert stop.waited[0] == MAX_BACKOFF
+    make(kube, "b")
+    assert ("b", True) in seen.once(), "it goes on"
 
 
 def test_it_stops_with_the_next_event(fake: FakeKube, kube: Kube) -> None:

@@ -203,6 +203,73 @@ def test_the_chart_refuses_values_that_it_does_not_know() -> None:
             loaded.validate_schema(wrong)
 
 
+def test_secrets_that_tunings_may_name_and_those_that_pull_images_reach_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {
+        "imagePullSecrets": [{"name": "a"}, {"name": "b"}],
+        "credentials": [{"secret": "llm-key", "folder": "prod/llm"}, {"secret": "thanos", "folder": "prod/thanos"}],
+    }
+    (found,) = [each for each in chart(given) if each["kind"] == "Deployment"]
+    pod = found["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    for each in container["env"]:
+        monkeypatch.setenv(each["name"], each.get("value", "tunewright"))
+    read = SERVE.make_context("serve", []).params
+    assert read["image_pull_secret"] == ["a", "b"]
+    assert pod["imagePullSecrets"] == given["imagePullSecrets"]
+    mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"] if each.get("readOnly")}
+    volumes = {each["name"]: each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+    assert {volumes[name]: path for name, path in mounted.items()} == {
+        "llm-key": f"{read['credentials']}/prod/llm",
+        "thanos": f"{read['credentials']}/prod/thanos",
+    }
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
+    for wrong in ([{"secret": "x"}], [{"secret": "x", "folder": "../x"}], [{"secret": "x", "folder": "/x"}], ["x"]):
+        with pytest.raises(helm.HelmError):
+            helm.Chart.load(str(CHART)).validate_schema({"credentials": wrong})
+
+
+GONE = {
+    "policy/v1beta1", "autoscaling/v2beta1", "autoscaling/v2beta2", "apiextensions.k8s.io/v1beta1",
+    "rbac.authorization.k8s.io/v1beta1", "coordination.k8s.io/v1beta1", "batch/v1beta1", "extensions/v1beta1",
+    "apps/v1beta1", "apps/v1beta2",
+}  # fmt: skip
+
+
+def test_nothing_that_current_versions_dropped_is_shipped() -> None:
+    """Up to 1.34: what is gone, and what does nothing any more."""
+    all_of_it = {"clusterWide": True, "credentials": [{"secret": "s", "folder": "s"}], **ALL}
+    shipped = chart(all_of_it) + [
+        each
+        for path in sorted(DEPLOY.rglob("*.yaml")) if "helm" not in path.parts
+        for each in documents(path.read_text()) if isinstance(each, dict)
+    ]  # fmt: skip
+    assert len(shipped) > 30
+    for each in shipped:
+        text = json.dumps(each)
+        assert each.get("apiVersion") not in GONE, each
+        assert each.get("kind") not in ("PodSecurityPolicy", "Endpoints", "Secret"), each
+        for dropped in (
+            "seccomp.security.alpha", "apparmor.security.beta", "kubernetes.io/service-account-token",
+            "node-role.kubernetes.io/master", "beta.kubernetes.io", '"serviceAccount":', "topologyKeys",
+        ):  # fmt: skip
+            assert dropped not in text, each
+
+
+def test_the_controller_keeps_to_the_restricted_pod_security_standard() -> None:
+    for found in (files(DEPLOY / "base"), chart({"credentials": [{"secret": "s", "folder": "s"}]})):
+        (pod,) = [each["spec"]["template"]["spec"] for each in found if each["kind"] == "Deployment"]
+        (container,) = pod["containers"]
+        assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["runAsUser"]) == (True, 65532)
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert {kind for each in pod["volumes"] for kind in each if kind != "name"} <= {"emptyDir", "secret"}
+        assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & pod.keys()
+        assert not any("hostPort" in port for port in container["ports"])
+
+
 def test_the_notes_tell_the_next_command() -> None:
     helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
     rendered = helm.Chart.load(str(CHART)).render({}, name="tunewright", namespace="prod")

@@ -11,10 +11,11 @@ from restapi import measured
 from tunewright.domain.answers import Answer
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Lengths, Workload
+from tunewright.kube.errors import Unavailable
 from tunewright.kube.resources import CONFIG_MAPS, PODS
 from tunewright.loadtest.job import LoadJob, LoadResult, Progress
 from tunewright.platform.kubernetes import deliver
-from tunewright.platform.kubernetes.loadpod import PENDING_LIMIT, KubernetesLoadTest, LoadPodSettings
+from tunewright.platform.kubernetes.loadpod import LOG_LIMIT, PENDING_LIMIT, KubernetesLoadTest, LoadPodSettings
 from tunewright.platform.kubernetes.names import Owner
 from tunewright.platform.kubernetes.podtemplate import SecretKey
 from tunewright.ports import LoadPhase, LoadRequest, PortError, Refused
@@ -150,6 +151,36 @@ def test_eviction_deadline_and_deletion_are_told(cluster):
     cluster.delete(PODS, NAME, NAMESPACE)
     assert "deleted by somebody else" in tests.poll("001-x-1").detail
     assert tests.poll("001-x-1").phase is LoadPhase.FAILED
+
+
+def test_a_log_out_of_reach_is_read_again_and_given_up_with_its_node(cluster):
+    tests = make(cluster)
+    tests.start("001-x-1", request())
+    cluster.tick()
+    end(cluster, deliver.pack(FAILED), 1, "Error")
+
+    def away(verb, resource, name):
+        if verb == "logs":
+            raise Unavailable("GET", "/log", "dial tcp 10.0.0.1:10250: no route to host", status=500)
+
+    cluster.before = away
+    for _ in range(3):
+        with pytest.raises(PortError, match="no route to host"):
+            tests.poll("001-x-1")
+        cluster.tick(60)
+    cluster.before = lambda verb, resource, name: None
+    assert make(cluster).poll("001-x-1").detail == "the server is gone", "nothing was lost by waiting"
+    cluster.before = away
+    cluster.tick(LOG_LIMIT)
+    status = tests.poll("001-x-1")
+    assert status.phase is LoadPhase.FAILED
+    assert re.search(r"ended with status 1 \(Error\), and its log can't be read: .*no route to host", status.detail)
+
+
+def test_names_of_secrets_to_pull_its_image_with_are_on_its_pod(cluster):
+    settings = LoadPodSettings(image="tunewright:1", image_pull_secrets=("a", "b"))
+    KubernetesLoadTest(cluster, OWNER, NAMESPACE, settings, Clock()).start("001-x-1", request())
+    assert cluster.edit(PODS, NAME)["spec"]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
 
 
 def test_a_pod_that_finds_no_node_or_never_ends_is_given_up(cluster):

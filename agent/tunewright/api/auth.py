@@ -27,10 +27,15 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who proved who they are. `name` is kept with every decision of theirs."""
+    """Somebody who proved who they are. `name` is kept with every decision of theirs.
+
+    `uid` and `extra` are what the authenticator says besides, as the scopes that a token is limited to.
+    """
 
     name: str
     groups: tuple[str, ...] = ()
+    uid: str = ""
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 class Unauthenticated(Exception):

@@ -1,11 +1,12 @@
 """Keeping what a person decides. Whether it may be decided is asked of the controller, which asks itself again."""
 
 import logging
+from functools import partial
 
 from tunewright.api.problems import Change, ProblemError
-from tunewright.controller.decisions import bound, refusal, stale
+from tunewright.controller.decisions import bound, decided_before, refusal, stale
 from tunewright.domain.state import Decision, TuningRecord
-from tunewright.ports import Store
+from tunewright.ports import Objected, Store
 
 log = logging.getLogger(__name__)
 
@@ -15,7 +16,10 @@ def keep(store: Store, record: TuningRecord, decision: Decision, namespace: str)
     of = f"{namespace}/{record.name}" if namespace else record.name
     why_not = refusal(record, decision)
     if why_not is None:
-        store.decide(record.name, decision)
+        try:
+            store.decide(record.name, decision, partial(decided_before, record, decision))
+        except Objected as objection:  # of two at once, one wins
+            raise ProblemError("not-now", f"The {decision.action} has no effect: {objection}.") from objection
         log.info("%s of %s by %r kept: %r", decision.action, of, decision.by, decision.reason)
         return decision
     if record.winner is not None and why_not == stale(record, decision):

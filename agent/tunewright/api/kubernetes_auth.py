@@ -49,9 +49,14 @@ class TokenReviewer:
         if not isinstance(user, dict) or not isinstance(user.get("username"), str) or not user["username"]:
             raise Unavailable("the API server's TokenReview names no user")
         groups = user.get("groups") or []
-        if not isinstance(groups, list) or not all(isinstance(group, str) for group in groups):
+        if not _is_texts(groups):
             raise Unavailable("the API server's TokenReview names no groups that can be read")
-        return Caller(name=user["username"], groups=tuple(groups))
+        extra, uid = user.get("extra") or {}, user.get("uid") or ""
+        if not isinstance(uid, str) or not isinstance(extra, dict) or not all(map(_is_texts, extra.values())):
+            raise Unavailable("the API server's TokenReview says of the user what can't be read")
+        # With all of it, or a token that is limited to less than its owner's rights would have them all.
+        told = tuple((str(key), tuple(values)) for key, values in extra.items())
+        return Caller(name=user["username"], groups=tuple(groups), uid=uid, extra=told)
 
 
 class AccessReviewer:
@@ -78,9 +83,15 @@ class AccessReviewer:
             "name": tuning or "",
             **(reading if verb is Verb.READ else {"verb": "update", "subresource": "approval"}),
         }
-        spec = {"user": caller.name, "groups": list(caller.groups), "resourceAttributes": attributes}
+        spec: Json = {"user": caller.name, "groups": list(caller.groups), "resourceAttributes": attributes}
+        spec |= {"uid": caller.uid} if caller.uid else {}
+        spec |= {"extra": {key: list(values) for key, values in caller.extra}} if caller.extra else {}
         status = _review(self._kube, SUBJECT_ACCESS_REVIEWS, spec, f"what {caller.name} may do")
         return status.get("allowed") is True and not status.get("denied")
+
+
+def _is_texts(found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(each, str) for each in found)
 
 
 def _review(kube: Kube, kind: Resource, spec: Json, what: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,10 @@ import typer
 from tunewright.api.auth import own_name
 from tunewright.cli.common import JsonOption, NameArgument, StateOption, fail, opened_at, told
 from tunewright.clock import SystemClock
-from tunewright.controller.decisions import Action, bound, refusal
+from tunewright.controller.decisions import Action, bound, decided_before, refusal
 from tunewright.domain.oneline import MOST_REASON, MOST_VALUE, ONE_LINE
 from tunewright.exits import Exit
+from tunewright.ports import Objected
 
 ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Kept with the decision.")]
 CandidateOption = Annotated[
@@ -42,7 +44,10 @@ def decide(
         why_not = refusal(record, decision)
         if why_not is not None:
             fail(f"{name}: {action} refused: {why_not}", Exit.REFUSED)
-        store.decide(name, decision)
+        try:
+            store.decide(name, decision, partial(decided_before, record, decision))
+        except Objected as objection:
+            fail(f"{name}: {action} refused: {objection}", Exit.REFUSED)
     if as_json:
         print(json.dumps({"tuning": name, **decision.model_dump(mode="json", by_alias=True)}, indent=2))
         return

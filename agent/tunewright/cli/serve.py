@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,6 +40,22 @@ def serve(
         typer.Option(help="A further name that a Host header may carry, as that of an Ingress. May be repeated."),
     ] = None,
     image_pull_policy: Annotated[str, typer.Option(help="For the load-test pods.")] = "IfNotPresent",
+    image_pull_secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="TUNEWRIGHT_IMAGE_PULL_SECRETS",
+            help="Name of a Secret that pulls the load-test pods' image, in each Tuning's namespace. May be repeated; "
+            "in the environment with blanks between.",
+        ),
+    ] = None,
+    credentials: Annotated[
+        Path,
+        typer.Option(
+            envvar="TUNEWRIGHT_CREDENTIALS",
+            help="Folder whose files Tunings may name (apiKeyFile, bearerTokenFile); with --all-namespaces those in "
+            "its folder of the Tuning's namespace.",
+        ),
+    ] = Path("/etc/tunewright/credentials"),
     load_cpu: Annotated[
         str,
         typer.Option(
@@ -67,6 +84,8 @@ def serve(
             namespace,
             image,
             image_pull_policy=image_pull_policy,
+            image_pull_secrets=tuple(image_pull_secret or ()),
+            credentials=credentials,
             load_cpu=load_cpu,
             all_namespaces=all_namespaces,
         )

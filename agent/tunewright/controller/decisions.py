@@ -1,6 +1,6 @@
 """Taking up what people decided. One function grants; everything else asks it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from tunewright.controller.context import Context
@@ -34,6 +34,25 @@ def refusal(record: TuningRecord, decision: Decision) -> str | None:
         return f"it has ended: {record.phase}{_instead(record)}"
     if decision.action == "rollback" and record.phase not in _CAN_GO_BACK:
         return f"production was not changed: the tuning is {record.phase}"
+    return None
+
+
+def decided_before(record: TuningRecord, decision: Decision, kept: Sequence[Decision]) -> str | None:
+    """Who approved or rejected this very winner before, so that `decision` comes too late; None: nobody did.
+
+    A rejection takes an approval back for as long as nothing was moved; nothing takes a rejection back.
+    """
+    if decision.action not in ("approve", "reject") or record.approval_since is None:
+        return None
+    for before in reversed(kept):
+        if before.at < record.approval_since:
+            break
+        if before.action not in ("approve", "reject") or stale(record, before) is not None:
+            continue
+        if before.action == "approve" and decision.action == "reject":
+            return None
+        done = "approved" if before.action == "approve" else "rejected"
+        return f"{before.by} {done} it already{f': {before.reason}' if before.reason else ''}"
     return None
 
 
@@ -92,8 +111,8 @@ def bound(
 def take_up(record: TuningRecord, context: Context) -> TuningRecord:
     """Take up the decisions that the record does not know yet, in the order they were made."""
     for decision in context.store.decisions(record.name)[len(record.decisions) :]:
+        why_not = refusal(record, decision) or decided_before(record, decision, record.decisions)
         record = update(record, decisions=(*record.decisions, decision))
-        why_not = refusal(record, decision)
         if why_not is None:
             record = _take(record, decision, context.clock.now())
         else:

@@ -1,6 +1,7 @@
 """What can go wrong between us and the API server; each says what was asked, what came back and what to do."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,12 @@ class Forbidden(KubeError):
     advice = "grant it to the ServiceAccount: `kubectl auth can-i --list --as system:serviceaccount:NAMESPACE:NAME`"
 
 
+class NotAdmitted(Forbidden):
+    """We may, but a rule about the object itself refuses it (403): Pod Security, a quota, a webhook."""
+
+    advice = "a rule of the cluster refuses it, not a right that is missing: change what it names, or ask who set it"
+
+
 class Invalid(KubeError):
     """The API server refused the object (400, 422); `causes` names the fields where it told them."""
 
@@ -93,6 +100,9 @@ class Fenced(KubeError):
     advice = "it goes on once the Lease is renewed"
 
 
+_NO_RIGHT = re.compile(r'\b[Uu]ser "[^"]*" cannot ')
+"""How RBAC says no; whatever else answers 403 to a write looks at what is written."""
+
 _BY_STATUS: dict[int, type[KubeError]] = {
     400: Invalid,
     401: Unauthorized,
@@ -115,6 +125,13 @@ def from_answer(method: str, path: str, status: int, body: bytes, *, retry_after
         told = {"message": body[:300].decode("utf-8", "replace") or "no message"}
     reason = str(told.get("reason") or "")
     kind = AlreadyExists if reason == "AlreadyExists" else _BY_STATUS.get(status)
+    if (
+        kind is Forbidden
+        and method != "GET"
+        and reason == "Forbidden"
+        and not _NO_RIGHT.search(str(told.get("message")))
+    ):
+        kind = NotAdmitted
     if kind is None:
         kind = Unavailable if status >= 500 else KubeError
     details = told.get("details")

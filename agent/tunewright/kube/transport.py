@@ -102,7 +102,8 @@ class Transport:
             raise failed.error from failed.__cause__
         try:
             if response.status >= 300:
-                raise from_answer("GET", path, response.status, response.read1(_CHUNK) or b"")
+                wait = _retry_after(response.headers.get("Retry-After"))
+                raise from_answer("GET", path, response.status, response.read1(_CHUNK) or b"", retry_after=wait)
             rest = b""
             while chunk := response.read1(_CHUNK):
                 *lines, rest = (rest + chunk).split(b"\n")

@@ -10,6 +10,11 @@ from tunewright.ports import Key, Stop
 
 MAX_BACKOFF = 30.0
 """Seconds between two tries while the API server does not answer."""
+MAX_WAIT = 60.0
+"""Seconds that a server which asks for patience (Retry-After) is given at most."""
+SHORTEST = 1.0
+"""Seconds between the beginnings of two watches at least, about."""
+TOO_MANY = 429
 
 _log = logging.getLogger(__name__)
 
@@ -51,13 +56,21 @@ class Watcher:
         """Watch until `stop`, which is noticed with the next event, at the latest after `silence` seconds."""
         failures = 0
         while not stop.is_set():
+            began = self._monotonic()
             try:
                 self.once(stop)
                 failures = 0
+                # A server, or a proxy before it, that ends each watch at once must not be asked without end.
+                pause = 0.0 if self._monotonic() - began >= SHORTEST else SHORTEST
             except KubeError as error:
                 failures += 1
-                pause = min(MAX_BACKOFF, 0.5 * 2 ** min(failures - 1, 10))
+                pause = max(min(MAX_BACKOFF, 0.5 * 2 ** min(failures - 1, 10)), min(MAX_WAIT, error.retry_after or 0.0))
                 _log.warning("watching %s: %s (again in %gs)", self._resource.plural, error, pause)
+            except Exception:  # noqa: BLE001  a thread that ended would leave the loop without this watch for good
+                failures += 1
+                pause, self._version = MAX_BACKOFF, ""
+                _log.exception("watching %s: a mistake of ours (again in %gs)", self._resource.plural, pause)
+            if pause:
                 stop.wait(pause)
 
     def once(self, stop: Stop) -> None:
@@ -81,9 +94,11 @@ class Watcher:
             self._heard = self._monotonic()
         except Gone:
             self._version = ""  # too old to go on from: the next turn lists again
-        except KubeError:
-            # What was missed meanwhile is found by listing, however long it takes.
-            self._version = ""
+        except KubeError as error:
+            # What was missed meanwhile is found by listing, however long it takes. But a server that asks for less
+            # (429) is not sent a list: what it refused unread can be gone on from.
+            if error.status != TOO_MANY:
+                self._version = ""
             raise
 
     def _list(self) -> None:

@@ -26,6 +26,8 @@ from tunewright.loadtest.measure import Answer, answers
 from tunewright.loadtest.quality import quality_answers
 from tunewright.loadtest.report import table
 from tunewright.loadtest.session import Tell
+from tunewright.ports import PortError
+from tunewright.tokenfile import read_token
 from tunewright.tuningfile import explain_validation
 
 OK, FAILED, USAGE, VOID = 0, 1, 2, 3
@@ -234,9 +236,6 @@ def _read_key(job: LoadJob) -> str | None:
     if job.api_key_file is None:
         return None
     try:
-        key = Path(job.api_key_file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LoadFailure(f"the API key file {job.api_key_file} can't be read: {error}") from error
-    if not key or not key.isprintable() or " " in key:
-        raise LoadFailure(f"the API key file {job.api_key_file} must hold one token and nothing else")
-    return key
+        return read_token(Path(job.api_key_file), "the API key file")
+    except PortError as error:
+        raise LoadFailure(str(error)) from error

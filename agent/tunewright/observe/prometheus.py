@@ -17,6 +17,7 @@ from urllib3.util.retry import Retry
 
 from tunewright.observe.names import FINISHED, RUNNING
 from tunewright.ports import PortError, Refused, Series, SeriesWindow
+from tunewright.tokenfile import read_token
 
 MAX_POINTS = 240
 """Points asked for per series: a long window is read with a coarser step, never with a larger answer."""
@@ -165,8 +166,10 @@ class PrometheusSource:
                 ) from error
             except requests.RequestException as error:
                 raise self._failed(query, str(error), "check metrics.prometheus") from error
-            except (OSError, UnicodeDecodeError) as error:
-                raise self._failed(query, str(error), "check metrics.bearerTokenFile and the authorities") from error
+            except PortError as error:
+                raise self._failed(query, str(error), "check metrics.bearerTokenFile") from error
+            except OSError as error:
+                raise self._failed(query, str(error), "check the authorities that are to be trusted") from error
             except PrometheusApiClientException as error:
                 failure = self._failed(query, f"it answered {answer.status}: {answer.error()}", answer.advice())
                 raise (invalid(str(failure)) if answer.status in (400, 422) else failure) from error
@@ -261,7 +264,7 @@ class _Bearer(AuthBase):
         self._path = path
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self._path.read_text().strip()}"
+        request.headers["Authorization"] = f"Bearer {read_token(self._path, 'metrics.bearerTokenFile')}"
         return request
 
 

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tunewright.observe.names import ALL_METRICS
 from tunewright.ports import Clock, PortError, Series, SeriesWindow
+from tunewright.tokenfile import read_token
 
 MAX_BYTES = 16 * 2**20
 """A larger answer is no server's metrics."""
@@ -157,7 +158,7 @@ class ScrapeSource:
         try:
             headers = {}
             if self._token_file is not None:
-                headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
+                headers["Authorization"] = f"Bearer {read_token(self._token_file, 'target.apiKeyFile')}"
             with self._client.stream("GET", f"{target.url.rstrip('/')}/metrics", headers=headers) as response:
                 if response.status_code != httpx.codes.OK:
                     return f"it answered {response.status_code} to /metrics"
@@ -173,6 +174,8 @@ class ScrapeSource:
             return f"it did not answer within {self._timeout:g}s"
         except httpx.HTTPError as error:
             return f"no connection: {error or type(error).__name__}"
+        except PortError as error:  # of the token
+            return str(error)
         except (OSError, ValueError) as error:
             return f"its metrics can't be read: {error}"
 

@@ -5,6 +5,7 @@ whoever can merely edit objects of the namespace can forge neither a decision no
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -21,7 +22,7 @@ from tunewright.kube.errors import AlreadyExists, KubeConflict, NotFound
 from tunewright.kube.events import emit
 from tunewright.kube.resources import MANAGED_BY, TRIALS, TUNING_LABEL, TUNINGS
 from tunewright.kube.wakes import TRIALS_PAGE
-from tunewright.ports import Clock, Conflict, PortError, Refused
+from tunewright.ports import Clock, Conflict, Objected, Objection, PortError, Refused, no_objection
 from tunewright.store.kubernetes_status import (
     conditions,
     known_conditions,
@@ -35,6 +36,9 @@ from tunewright.tuningfile import explain_validation
 
 _WRITES = 30
 """Tries of a write that others' writes keep overtaking."""
+
+_MOST_ASKED = 20 * 1024
+"""Bytes of decisions in status beyond which no candidate can be asked for; people's other decisions always can."""
 
 _MAX_TRIAL = 2**20
 """Bytes of a packed trial; etcd takes 1.5 MiB."""
@@ -176,8 +180,8 @@ class KubernetesStore:
             self._kube.delete_all(TRIALS, self._namespace, labels=f"{TUNING_LABEL}={name}")
         self._memory.forget((self._namespace, name))
 
-    def decide(self, name: str, decision: Decision) -> None:
-        """Keep a person's decision; raises `Refused` when there is no such tuning."""
+    def decide(self, name: str, decision: Decision, unless: Objection = no_objection) -> None:
+        """Keep a person's decision; raises `Refused` when there is no such tuning, `Objected` by `unless`."""
         entry = decision.model_dump(mode="json", by_alias=True, exclude_defaults=True) | {"id": uuid4().hex}
         for _ in range(_WRITES):
             found = self._find(name)
@@ -190,6 +194,10 @@ class KubernetesStore:
             taken = status.get("decisions") or []
             if any(each.get("id") == entry["id"] for each in taken):
                 return  # it was written, and only the answer got lost
+            if (why_not := unless(decisions_of(found))) is not None:
+                raise Objected(why_not)
+            if decision.action == "propose" and len(json.dumps(taken)) > _MOST_ASKED:
+                raise Objected("so many candidates were asked for that the Tuning's status holds no more of them")
             body = {**found, "status": {**status, "decisions": [*taken, entry]}}
             try:
                 written = self._kube.replace(TUNINGS, body, self._namespace, subresource="status")

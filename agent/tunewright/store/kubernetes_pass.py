@@ -1,6 +1,7 @@
 """The store as one pass over one tuning sees it: the Tuning is read once, afresh, when the pass begins."""
 
 from tunewright.domain.state import Decision, TrialRecord, TuningRecord
+from tunewright.ports import Objection, no_objection
 from tunewright.store.kubernetes import KubernetesStore, decisions_of
 
 
@@ -54,10 +55,10 @@ class Pass:
         self._only(name)
         self._store.clear_trials(name)
 
-    def decide(self, name: str, decision: Decision) -> None:
+    def decide(self, name: str, decision: Decision, unless: Objection = no_objection) -> None:
         """As `KubernetesStore.decide`."""
         self._only(name)
-        self._store.decide(name, decision)
+        self._store.decide(name, decision, unless)
 
     def decisions(self, name: str) -> list[Decision]:
         """The decisions as they were when the pass began."""

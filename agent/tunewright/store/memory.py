@@ -3,7 +3,7 @@
 import threading
 
 from tunewright.domain.state import Decision, TrialRecord, TuningRecord
-from tunewright.ports import Conflict, Refused
+from tunewright.ports import Conflict, Objected, Objection, Refused, no_objection
 
 
 class MemoryStore:
@@ -55,12 +55,15 @@ class MemoryStore:
         with self._lock:
             self._trials.pop(name, None)
 
-    def decide(self, name: str, decision: Decision) -> None:
-        """Keep a person's decision; raises `Refused` when there is no such tuning."""
+    def decide(self, name: str, decision: Decision, unless: Objection = no_objection) -> None:
+        """Keep a person's decision; raises `Refused` when there is no such tuning, `Objected` by `unless`."""
         with self._lock:
             if name not in self._tunings:
                 raise Refused(f"there is no tuning {name}; there are: {', '.join(sorted(self._tunings)) or 'none'}")
-            self._decisions.setdefault(name, []).append(decision)
+            kept = self._decisions.setdefault(name, [])
+            if (why := unless(kept)) is not None:
+                raise Objected(why)
+            kept.append(decision)
 
     def decisions(self, name: str) -> list[Decision]:
         """Every decision ever taken on this tuning, oldest first."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tunewright.domain.state import Decision, TrialRecord, TuningRecord
-from tunewright.ports import Clock, Conflict, PortError, Refused
+from tunewright.ports import Clock, Conflict, Objected, Objection, PortError, Refused, no_objection
 
 SCHEMA_VERSION = 1
 
@@ -111,13 +111,17 @@ class SqliteStore:
         with self._transaction() as connection:
             connection.execute("DELETE FROM trials WHERE tuning = ?", (name,))
 
-    def decide(self, name: str, decision: Decision) -> None:
-        """Keep a person's decision; raises `Refused` when there is no such tuning."""
+    def decide(self, name: str, decision: Decision, unless: Objection = no_objection) -> None:
+        """Keep a person's decision; raises `Refused` when there is no such tuning, `Objected` by `unless`."""
         with self._transaction() as connection:
             if not _is_there(connection, name):
                 found = connection.execute("SELECT name FROM tunings WHERE record IS NOT NULL ORDER BY name")
                 there = ", ".join(row[0] for row in found) or "none"
                 raise Refused(f"there is no tuning {name} in {self._path}; there are: {there}")
+            rows = connection.execute("SELECT record FROM decisions WHERE tuning = ? ORDER BY number", (name,))
+            kept = [self._parse(Decision, f"a decision on {name}", row[0]) for row in rows]
+            if (why := unless(kept)) is not None:
+                raise Objected(why)
             connection.execute(
                 "INSERT INTO decisions (tuning, saved_at, record) VALUES (?, ?, ?)",
                 (name, self._clock.now(), decision.model_dump_json()),

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tunewright.kube.client import Json, Kube
-from tunewright.kube.errors import AlreadyExists, NotFound
+from tunewright.kube.errors import AlreadyExists, KubeError, NotFound
 from tunewright.kube.resources import CONFIG_MAPS, PODS
 from tunewright.kube.times import parse_time
 from tunewright.loadtest.job import LoadJob
@@ -17,6 +17,8 @@ from tunewright.ports import Clock, LoadPhase, LoadRequest, LoadStatus, PortErro
 
 PENDING_LIMIT = 300.0
 """Seconds that a load test's pod may wait for its node and image."""
+LOG_LIMIT = 300.0
+"""Seconds that the log of one that has ended may be out of reach: with its node, the result is gone."""
 
 _LOAD, _CONTAINER = "load", "load"
 _REQUEST, _KEY = "/etc/tunewright/request", "/etc/tunewright/key"
@@ -57,6 +59,7 @@ class KubernetesLoadTest:
         self._ended: dict[str, LoadStatus] = {}
         self._running: dict[str, tuple[float, LoadStatus]] = {}
         self._launched: set[str] = set()
+        self._unread: dict[str, float] = {}
 
     def start(self, run_id: str, request: LoadRequest) -> None:
         """Start it unless it runs or has ended under this id. Raises `PortError` or `Refused`."""
@@ -88,7 +91,7 @@ class KubernetesLoadTest:
                 return self._end(run_id, _failed("its pod was deleted by somebody else"))
             return LoadStatus(LoadPhase.ABSENT)
         if pods.phase(pod) in ("Succeeded", "Failed"):
-            return self._end(run_id, self._result(pod))
+            return self._end(run_id, self._result(run_id, pod))
         outside = pods.taken_away(pod)
         if outside or pods.ending(pod):
             return self._end(run_id, _failed(outside or "its pod is being deleted by somebody else"))
@@ -107,6 +110,7 @@ class KubernetesLoadTest:
         """End it and forget its result; returns once its pod is gone. Raises `PortError` if that takes too long."""
         self._ended.pop(run_id, None)
         self._running.pop(run_id, None)
+        self._unread.pop(run_id, None)
         self._launched.discard(run_id)
         name = self._name(run_id)
         self._kube.delete(CONFIG_MAPS, name, self._namespace)
@@ -189,6 +193,7 @@ class KubernetesLoadTest:
     def _end(self, run_id: str, status: LoadStatus) -> LoadStatus:
         """An end is an end: what was read once is told again, also when the pod is gone by then."""
         self._running.pop(run_id, None)
+        self._unread.pop(run_id, None)
         self._ended[run_id] = status
         while len(self._ended) > _KEPT:
             self._ended.pop(next(iter(self._ended)))
@@ -204,12 +209,18 @@ class KubernetesLoadTest:
             self._running[run_id] = (now, status)
         return status
 
-    def _result(self, pod: Json) -> LoadStatus:
+    def _result(self, run_id: str, pod: Json) -> LoadStatus:
         end = pods.ended(pod, _CONTAINER)
         how = pods.taken_away(pod) or (
             f"it ended with status {end.code}{f' ({end.reason})' if end.reason else ''}" if end else "it ended"
         )
-        log = self._kube_log(pod)
+        try:
+            log = self._kube_log(pod)
+        except KubeError as error:
+            now = self._clock.monotonic()
+            if now - self._unread.setdefault(run_id, now) < LOG_LIMIT:
+                raise  # that is no end of the test: it is read again
+            return _failed(f"{how}, and its log can't be read: {error}")
         try:
             result = deliver.unpack(log)
         except ValueError as error:
@@ -225,7 +236,7 @@ class KubernetesLoadTest:
         )
 
     def _kube_log(self, pod: Json) -> str:
-        """A log that can't be read now is read again: that is no end of the test. Gone with its pod: empty."""
+        """Its whole log; empty when it is gone with its pod."""
         try:
             return self._kube.logs(
                 pods.name_of(pod), self._namespace, container=_CONTAINER, tail_lines=20_000, limit_bytes=48 * 2**20

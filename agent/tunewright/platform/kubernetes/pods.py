@@ -55,15 +55,16 @@ def waiting_for(pod: Json, container: str) -> str | None:
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
         return f"no node takes the pod: {scheduled.get('message') or scheduled.get('reason') or 'no reason given'}"
-    for status in _statuses(pod, "initContainerStatuses"):
-        state = status.get("state") or {}
-        if "waiting" in state:
-            return f"init container {status['name']} waits: {_told(state['waiting'])}"
-        if "running" in state:
-            return f"init container {status['name']} runs"
     state = (container_status(pod, container) or {}).get("state") or {}
     if "running" in state or "terminated" in state:
         return None
+    sidecars = _sidecars(pod)
+    for status in _statuses(pod, "initContainerStatuses"):
+        init = status.get("state") or {}
+        if "waiting" in init:
+            return f"init container {status['name']} waits: {_told(init['waiting'])}"
+        if "running" in init and not (status["name"] in sidecars and status.get("started")):
+            return f"init container {status['name']} runs"
     return f"container {container} waits: {_told(state.get('waiting') or {})}"
 
 
@@ -122,11 +123,12 @@ def taken_away(pod: Json) -> str | None:
         return f"the pod was ended ({disruption.get('reason')}): {disruption.get('message') or 'no message'}"
     if phase(pod) == "Unknown":
         return f"node {pod['spec'].get('nodeName')} does not answer"
+    sidecars = _sidecars(pod)  # these end after the server, by SIGTERM: that explains nothing
     failed_init = next(
         (
             each
             for each in _statuses(pod, "initContainerStatuses")
-            if ((each.get("state") or {}).get("terminated") or {}).get("exitCode")
+            if each["name"] not in sidecars and ((each.get("state") or {}).get("terminated") or {}).get("exitCode")
         ),
         None,
     )
@@ -191,6 +193,12 @@ def _container(pod: Json, name: str) -> Json:
 def _condition(pod: Json, kind: str) -> Json:
     conditions = (pod.get("status") or {}).get("conditions") or []
     return next((each for each in conditions if each.get("type") == kind), {})
+
+
+def _sidecars(pod: Json) -> frozenset[str]:
+    """The init containers that run for as long as the pod does (`restartPolicy: Always`, by default since 1.29)."""
+    found = (pod.get("spec") or {}).get("initContainers") or []
+    return frozenset(str(each["name"]) for each in found if each.get("restartPolicy") == "Always")
 
 
 def _statuses(pod: Json, field: str) -> list[Json]:

@@ -60,6 +60,7 @@ class PodTemplate:
                 raise Refused(f"container {self.name}: {flag}: {reason}")
         if _option(self._words, "--host") in ("127.0.0.1", "localhost", "::1"):
             raise Refused(f"container {self.name}: --host allows only the pod itself to reach it; use 0.0.0.0")
+        _check_devices(template.get("spec", {}), self.container)
         self._split = commandline.split(self._words, self._environment())
         if self._command and self._args and self._script is None:
             fixed = commandline.split(self._command, {}).pieces
@@ -240,6 +241,17 @@ def _with_knobs(entries: Sequence[Json], environment: Mapping[str, str]) -> list
             )
             left.pop(name, None)
     return result + [{"name": name, "value": text} for name, text in left.items()]
+
+
+def _check_devices(pod: Json, container: Json) -> None:
+    """Of dynamic resource allocation: a claim by its own name is one set of devices for all pods that name it."""
+    used = {each.get("name") for each in (container.get("resources") or {}).get("claims") or []}
+    for claim in pod.get("resourceClaims") or []:
+        if claim.get("name") in used and claim.get("resourceClaimName"):
+            raise Refused(
+                f"container {container['name']} has its devices by the ResourceClaim {claim['resourceClaimName']}: a "
+                "trial would run on production's own; give each pod its claim by resourceClaimTemplateName"
+            )
 
 
 def _find(containers: Sequence[Json], name: str | None) -> int:

@@ -11,7 +11,7 @@ from tunewright.platform.kubernetes.capacity import gpu_shortage
 from tunewright.platform.kubernetes.fields import HOLD_SECONDS, Note, body, leaves_for, own_variables, owners
 from tunewright.platform.kubernetes.names import Owner
 from tunewright.platform.kubernetes.podtemplate import PodTemplate
-from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides, own_pods, tie_to_node, tied_node
+from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides, own_pods, selects, tie_to_node, tied_node
 from tunewright.ports import Refused
 
 ROOM = 1.5
@@ -126,8 +126,9 @@ class Preflight:
             return
         labels = deployment["spec"]["template"]["metadata"].get("labels") or {}
         for budget in self._kube.list(served, self._target.namespace).items:
-            chosen = ((budget["spec"].get("selector") or {}).get("matchLabels")) or {}
-            if not chosen or not chosen.items() <= labels.items():
+            selector = budget["spec"].get("selector")
+            # Empty, it is about every pod since `policy/v1`, and was about none before; left out, it is about none.
+            if selector is None or not (selector or served.version == "v1") or not selects(selector, labels):
                 continue
             allowed = (budget.get("status") or {}).get("disruptionsAllowed")
             if not allowed:

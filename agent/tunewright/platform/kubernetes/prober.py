@@ -8,6 +8,7 @@ from tunewright.platform.kubernetes import pods
 from tunewright.platform.kubernetes.podtemplate import PodTemplate
 from tunewright.platform.process import probe
 from tunewright.ports import PortError, Refused
+from tunewright.tokenfile import read_token
 
 _REMEMBERED = 500
 
@@ -29,10 +30,7 @@ class Prober:
                 "test: let VLLM_API_KEY come from a Secret (secretKeyRef)"
             )
         if self._api_key_file:
-            try:
-                return {"Authorization": f"Bearer {Path(self._api_key_file).read_text().strip()}"}
-            except OSError as error:
-                raise PortError(f"can't read target.apiKeyFile {self._api_key_file}: {error}") from error
+            return {"Authorization": f"Bearer {read_token(Path(self._api_key_file), 'target.apiKeyFile')}"}
         if key is not None:
             raise Refused(
                 f"the servers want an API key that lies in Secret {key.secret}, key {key.key}: mount that Secret into "

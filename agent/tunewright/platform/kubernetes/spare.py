@@ -11,7 +11,7 @@ from tunewright.domain.redact import HIDDEN, redact
 from tunewright.domain.state import Failure, FailureKind, StartMemory
 from tunewright.knobs import readback
 from tunewright.kube.client import Json, Kube
-from tunewright.kube.errors import AlreadyExists, Invalid, NotFound
+from tunewright.kube.errors import AlreadyExists, Invalid, NotAdmitted, NotFound
 from tunewright.kube.resources import CONFIG_MAPS, GROUP, PODS
 from tunewright.kube.times import parse_time
 from tunewright.platform.kubernetes import pods
@@ -97,6 +97,13 @@ class KubernetesSpare:
                 raise
         except Invalid as error:
             raise Refused(f"pod {name} was refused: {error}") from error
+        except NotAdmitted as error:
+            if "violates PodSecurity" not in error.message:
+                raise  # as a quota: it may have room later
+            raise Refused(
+                f"pod {name} was refused: {error.message}; it is production's own pod template: let that keep to the "
+                "namespace's Pod Security standard, under which production could not be restarted either"
+            ) from error
         self._launched.add(trial_id)
 
     def poll(self, trial_id: str) -> ServerStatus:
@@ -175,10 +182,16 @@ class KubernetesSpare:
         rendered = template.render(candidate)
         spec = rendered["spec"]
         self._overrides.put_on(spec, template.index)
-        for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
+        for container in spec["containers"]:
             # A trial that hangs is ours to judge; and it is ready when it has answered, whatever a probe thinks.
-            for each in ("livenessProbe", "readinessProbe", "startupProbe"):
+            # An end is an end: 1.34 and later know containers with a restart policy of their own.
+            for each in (
+                "livenessProbe", "readinessProbe", "startupProbe", "restartPolicy", "restartPolicyRules",
+            ):  # fmt: skip
                 container.pop(each, None)
+        for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
+            # In a pod that is not restarted the API server takes no policy that restarts a container to resize it.
+            container.pop("resizePolicy", None)
             (container.get("lifecycle") or {}).pop("preStop", None)
         spec["restartPolicy"] = "Never"
         spec["terminationGracePeriodSeconds"] = STOP_GRACE

@@ -86,6 +86,24 @@ def label_selector(selector: Json) -> str:
     return ",".join(parts)
 
 
+def selects(selector: Json, labels: Mapping[str, str]) -> bool:
+    """Whether a LabelSelector is about what has these labels; an empty one is about everything."""
+    wanted: Mapping[str, str] = selector.get("matchLabels") or {}
+    if not wanted.items() <= labels.items():
+        return False
+    for each in selector.get("matchExpressions") or []:
+        mine, values = labels.get(each["key"]), each.get("values") or []
+        met = {
+            "In": mine in values,
+            "NotIn": mine not in values,
+            "Exists": mine is not None,
+            "DoesNotExist": mine is None,
+        }
+        if not met[each["operator"]]:
+            return False
+    return True
+
+
 def own_pods(kube: Kube, deployment: Json) -> list[Json]:
     """The pods of a Deployment, by owner: labels alone would take in others' pods. By name."""
     namespace, selector = deployment["metadata"]["namespace"], label_selector(deployment["spec"]["selector"])

@@ -12,6 +12,7 @@ from tunewright.domain.redact import HIDDEN, redact
 from tunewright.knobs import commandline
 from tunewright.knobs.catalogue import CATALOGUE
 from tunewright.ports import PortError, Refused
+from tunewright.tokenfile import read_token
 
 PORT, REPLICA = "{port}", "{replica}"
 _SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
@@ -118,10 +119,7 @@ class Command:
 
     def _api_key(self) -> str | None:
         if self._api_key_file:
-            try:
-                return Path(self._api_key_file).read_text().strip()
-            except OSError as error:
-                raise PortError(f"can't read apiKeyFile {self._api_key_file}: {error}") from error
+            return read_token(Path(self._api_key_file), "apiKeyFile")
         return _option(self._words, "--api-key") or self._environment.get("VLLM_API_KEY")
 
 
