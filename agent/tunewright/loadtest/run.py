@@ -11,6 +11,7 @@ from typing import get_args
 
 from pydantic import ValidationError
 
+from tunewright.bounded import read_key
 from tunewright.domain.measurement import Measurement
 from tunewright.domain.traffic import Sessions, Trace, TraceFormat
 from tunewright.domain.tuning import Slo
@@ -234,9 +235,6 @@ def _read_key(job: LoadJob) -> str | None:
     if job.api_key_file is None:
         return None
     try:
-        key = Path(job.api_key_file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LoadFailure(f"the API key file {job.api_key_file} can't be read: {error}") from error
-    if not key or not key.isprintable() or " " in key:
-        raise LoadFailure(f"the API key file {job.api_key_file} must hold one token and nothing else")
-    return key
+        return read_key(Path(job.api_key_file))
+    except OSError as error:
+        raise LoadFailure(f"the API key file {job.api_key_file} can't be read: {error.strerror or error}") from error

@@ -15,6 +15,7 @@ from prometheus_api_client.exceptions import PrometheusApiClientException
 from requests.auth import AuthBase
 from urllib3.util.retry import Retry
 
+from tunewright.bounded import read_key
 from tunewright.observe.names import FINISHED, RUNNING
 from tunewright.ports import PortError, Refused, Series, SeriesWindow
 
@@ -261,7 +262,7 @@ class _Bearer(AuthBase):
         self._path = path
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self._path.read_text().strip()}"
+        request.headers["Authorization"] = f"Bearer {read_key(self._path)}"
         return request
 
 

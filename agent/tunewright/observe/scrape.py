@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tunewright.bounded import read_key
 from tunewright.observe.names import ALL_METRICS
 from tunewright.ports import Clock, PortError, Series, SeriesWindow
 
@@ -157,7 +158,7 @@ class ScrapeSource:
         try:
             headers = {}
             if self._token_file is not None:
-                headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
+                headers["Authorization"] = f"Bearer {read_key(self._token_file)}"
             with self._client.stream("GET", f"{target.url.rstrip('/')}/metrics", headers=headers) as response:
                 if response.status_code != httpx.codes.OK:
                     return f"it answered {response.status_code} to /metrics"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from tunewright.bounded import read_key
 from tunewright.kube.client import Json
 from tunewright.platform.kubernetes import pods
 from tunewright.platform.kubernetes.podtemplate import PodTemplate
@@ -30,9 +31,9 @@ class Prober:
             )
         if self._api_key_file:
             try:
-                return {"Authorization": f"Bearer {Path(self._api_key_file).read_text().strip()}"}
+                return {"Authorization": f"Bearer {read_key(Path(self._api_key_file))}"}
             except OSError as error:
-                raise PortError(f"can't read target.apiKeyFile {self._api_key_file}: {error}") from error
+                raise PortError(f"can't read target.apiKeyFile {self._api_key_file}: {error.strerror or error}") from error
         if key is not None:
             raise Refused(
                 f"the servers want an API key that lies in Secret {key.secret}, key {key.key}: mount that Secret into "

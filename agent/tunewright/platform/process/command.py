@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tunewright.bounded import read_key
 from tunewright.domain.candidate import Candidate, KnobValue, content_hash
 from tunewright.domain.recipe import Recipe
 from tunewright.domain.redact import HIDDEN, redact
@@ -119,9 +120,9 @@ class Command:
     def _api_key(self) -> str | None:
         if self._api_key_file:
             try:
-                return Path(self._api_key_file).read_text().strip()
+                return read_key(Path(self._api_key_file))
             except OSError as error:
-                raise PortError(f"can't read apiKeyFile {self._api_key_file}: {error}") from error
+                raise PortError(f"can't read apiKeyFile {self._api_key_file}: {error.strerror or error}") from error
         return _option(self._words, "--api-key") or self._environment.get("VLLM_API_KEY")
 
 
