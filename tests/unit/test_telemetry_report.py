@@ -426,3 +426,12 @@ def test_where_there_are_several_spares_each_round_says_who_ran_where():
     several = done.model_copy(update={"tuning": tuning(spare={"parallelism": 2})})
     text = Page(render_report(several, rounds)).text
     assert text.count("(spare 0)") == text.count("(spare 1)") == 3
+
+
+def test_charts_are_readable_on_a_phone():
+    """They are drawn 520 wide and shown some 300 wide: letters of the size for wide screens would be 7 pixels high."""
+    phone = STYLE[STYLE.index("@media (max-width:30rem)") :]
+    sizes = [float(size) for size in re.findall(r"svg [.\w]+\{font-size:([\d.]+)px\}", phone)]
+    assert len(sizes) == 2
+    assert min(sizes) * 297 / 520 > 8
+    assert STYLE.index("@media (max-width:30rem)") > STYLE.index("svg text{font-size:13px")  # the later rule counts
