@@ -38,7 +38,9 @@ def test_a_pipe_is_read_and_one_that_nobody_writes_to_hangs_nothing(tmp_path: Pa
     os.close(reader)
 
 
-@pytest.mark.parametrize("held", [b"", b" \n", b"two words", b"two\nlines", b"caf\xc3\xa9", b"\xff", b"a" * (MAX_KEY + 1)])
+@pytest.mark.parametrize(
+    "held", [b"", b" \n", b"two words", b"two\nlines", b"caf\xc3\xa9", b"\xff", b"a" * (MAX_KEY + 1)]
+)
 def test_a_key_file_holds_one_token_and_is_never_quoted(tmp_path: Path, held: bytes) -> None:
     file = tmp_path / "key"
     file.write_bytes(held)

@@ -31,7 +31,9 @@ def test_a_flag_that_this_vllm_does_not_take_is_named_with_its_nearest(tmp_path:
     """It passed the check, and every start of the tuning then ended with status 2."""
     found = checked(tmp_path, "--swap-space", "4", "--max-num-sqes=8", "--profile", "demo")
     assert not found.good
-    assert found.detail.startswith("this vLLM does not know --swap-space, --max-num-sqes (did you mean --max-num-seqs?)")
+    assert found.detail.startswith(
+        "this vLLM does not know --swap-space, --max-num-sqes (did you mean --max-num-seqs?)"
+    )
     assert not (tmp_path / "state").exists()
 
 

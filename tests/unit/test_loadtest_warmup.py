@@ -65,7 +65,12 @@ def test_on_a_shared_cpu_the_warm_up_is_as_long_as_the_window_and_no_longer():
 
 @steady
 @given(
-    st.floats(0.5, 0.85), st.floats(0.004, 0.03), st.floats(1, 15), st.floats(0, 0.04), st.booleans(), st.integers(0, 999)
+    st.floats(0.5, 0.85),
+    st.floats(0.004, 0.03),
+    st.floats(1, 15),
+    st.floats(0, 0.04),
+    st.booleans(),
+    st.integers(0, 999),
 )
 def test_a_slow_start_is_waited_for_or_seen_in_the_window(start, rate, life, noise, in_step, seed):
     """By 0.4 to 3 % a second, with noise that lasts. What the warm-up lets through, the window's own halves show."""

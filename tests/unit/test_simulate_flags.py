@@ -138,4 +138,4 @@ def test_a_port_that_is_none_is_refused_in_a_sentence(port: str, capsys: pytest.
 
 def test_the_help_tells_every_flag_that_is_taken_also_the_simulator_s_own() -> None:
     taken = {name for action in flags._parser(flags.load_flags())._actions for name in action.option_strings}
-    assert taken - {name for name in binary.read_help(flags.help_text()).flags} == set()
+    assert taken == set(binary.read_help(flags.help_text()).flags) & taken

@@ -104,7 +104,7 @@ def notes(job: LoadJob, raw: Raw, result: Measurement) -> list[str]:
         found.append(f"the warm-up had not settled after {result.warmup:.0f} s: the server may still be warming up")
         if 2 * result.e2e.mean > result.warmup:
             found.append(
-                f"a warm-up is compared over two lives of a request, {2 * result.e2e.mean:.0f} s here: lengthen maxWarmup"
+                f"a warm-up is judged over two lives of a request, {2 * result.e2e.mean:.0f} s here: lengthen maxWarmup"
             )
     if raw.moved is not None:
         found.append(f"throughput moved by {raw.moved:+.0%} from the window's first half to its second: not steady")

@@ -103,8 +103,8 @@ def settled(
     back in waves, and a server that gets faster with each wave is steady within one. They are half of what was seen:
     the slower the change, the longer it takes to see. At the trend from one to the other, throughput must change by
     less than 3 % within the window, or the two be within 1 %. Where the noise hides 1 %, they are together as long as
-    the window, or three quarters of the limit, and may differ by two standard errors. TTFT may differ by 10 % or two standard errors, and
-    is left out where a stretch has fewer than three.
+    the window, or three quarters of the limit, and may differ by two standard errors. TTFT may differ by 10 % or two
+    standard errors, and is left out where a stretch has fewer than three.
     """
     bins = _bins(max(HALF * width, len(events) * width / 4), life, width, math.floor)
     if 2 * bins > len(events):

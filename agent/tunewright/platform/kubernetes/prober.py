@@ -33,7 +33,9 @@ class Prober:
             try:
                 return {"Authorization": f"Bearer {read_key(Path(self._api_key_file))}"}
             except OSError as error:
-                raise PortError(f"can't read target.apiKeyFile {self._api_key_file}: {error.strerror or error}") from error
+                raise PortError(
+                    f"can't read target.apiKeyFile {self._api_key_file}: {error.strerror or error}"
+                ) from error
         if key is not None:
             raise Refused(
                 f"the servers want an API key that lies in Secret {key.secret}, key {key.key}: mount that Secret into "

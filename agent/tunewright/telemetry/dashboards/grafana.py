@@ -17,8 +17,9 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Query:
-    """One query of a panel. `style` is a look that the panel gives it: `bound` (red, dashed), `past` (grey, dashed) or `edge`
-    (grey, dotted).
+    """One query of a panel.
+
+    `style` is a look that the panel gives it: `bound` (red, dashed), `past` (grey, dashed) or `edge` (grey, dotted).
 
     `empty` says when it has no data although nothing is wrong; it is told under the panel. What is left empty always
     has data in a tuning that went through to the end.
