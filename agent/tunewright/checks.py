@@ -3,6 +3,7 @@
 import os
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from tunewright.domain.tuning import Tuning
 from tunewright.domain.units import format_duration
-from tunewright.knobs import commandline
+from tunewright.knobs import binary, commandline
 from tunewright.loadtest.job import LoadFailure
 from tunewright.loadtest.trace import read_trace
 from tunewright.local import model_facts
@@ -55,6 +56,7 @@ def run_checks(tuning: Tuning, state: Path, clock: Clock) -> list[Finding]:
         environment = {**spec.target.environment, **(spec.spare.environment if name == "spare" else {})}
         checks.append((f"{name} command", partial(_command, words, environment)))
         checks.append((f"{name} binary", partial(_version, words, environment)))
+        checks.append((f"{name} flags", partial(_flags, words, environment, state)))
     checks.append(("production", partial(_production, tuning, state, clock)))
     checks.append(("spare", partial(_spare, tuning, state, clock)))
     checks.append(("GPUs", partial(_gpus, tuning)))
@@ -143,6 +145,19 @@ def _version(words: tuple[str, ...], environment: dict[str, str]) -> str:
         hint = "; give the full path of vllm in the command" if answer.returncode == NOT_FOUND else ""
         raise Refused(f"{shlex.join(asked)} ended with {answer.returncode}: {lines[-1]}{hint}")
     return lines[-1]
+
+
+def _flags(words: tuple[str, ...], environment: dict[str, str], state: Path) -> str:
+    """Every flag of the command must be one that this very vLLM takes, for it ends at once on any other."""
+    command = Command(words, environment)
+    filled, variables = command.filled(command.baseline, port=0, replica=0)
+    with tempfile.TemporaryDirectory() as nowhere:  # a check leaves no state where there was none
+        flags, unknown = binary.ask(filled, variables, state / "binaries" if state.is_dir() else Path(nowhere))
+    if flags is None:
+        return f"not checked: {unknown}"
+    if refused := flags.unknown(filled):
+        raise Refused(f"this vLLM does not know {', '.join(refused)}; see `vllm serve --help=all`")
+    return "this vLLM takes all of them"
 
 
 def _production(tuning: Tuning, state: Path, clock: Clock) -> str:

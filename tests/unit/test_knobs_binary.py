@@ -82,7 +82,8 @@ def test_it_is_asked_once_and_kept(tmp_path, flags, monkeypatch):
     first, why = ask(SERVE, {}, tmp_path)
     assert first is not None, why
     assert set(first.flags) >= {name for name in flags.flags if name not in ("-h", "--help")}
-    assert all(set(flag.choices) == set(flags.flags[name].choices) for name, flag in first.flags.items())
+    told = {name: flag for name, flag in flags.flags.items() if name in first.flags}  # beside the simulator's own
+    assert all(set(flag.choices) == set(first.flags[name].choices) for name, flag in told.items())
     monkeypatch.setattr(binary.subprocess, "run", lambda *a, **k: pytest.fail("asked again"))
     assert ask(SERVE, {}, tmp_path) == (first, "")
 
@@ -127,3 +128,13 @@ def test_a_knob_under_another_name_is_told_and_not_passed(flags):
     assert not old.takes(knob)
     assert build_space(Search(), replace(FACTS, flags=old), Candidate()).axis("gpu_memory_utilization") is None
     assert without(old, "--device-memory-utilization").renamed() == {}
+
+
+def test_only_flags_that_the_parser_refuses_are_unknown(flags):
+    command = (
+        "taskset --cpu-list 0 vllm serve m --max_num_seqs=8 --no-enable-prefix-caching --gpu-memory-util 0.5 "
+        "--compilation-config.mode=3 --speculative-config.num_speculative_tokens 1 -tp 2 -O3 --seed -1 --cpu-lits 0 "
+        "--swap_space 4 -- --anything"
+    )
+    assert flags.unknown(command.split()) == ["--cpu-lits", "--swap-space"]
+    assert flags.unknown(["python", "-m", "vllm.entrypoints.openai.api_server", "--nonsense"]) == []

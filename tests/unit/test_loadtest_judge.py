@@ -84,6 +84,7 @@ def test_ramp_requests_count_as_tokens_but_not_as_latencies():
     ("more", "reason"),
     [
         ({"cpu_seconds": 9.6}, "96% of a core"),
+        ({"steal": 0.12}, "12% of this machine's CPU time to others"),
         ({"clock_jumps": 1}, "clock of this machine was set"),
         ({"before": Scrape(START, START, "")}, "stopped answering"),
     ],

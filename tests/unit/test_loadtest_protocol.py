@@ -142,6 +142,34 @@ def test_a_chat_s_role_is_no_token():
     assert list(answer.events) == [1] * TOKENS
 
 
+def delta(told: str) -> bytes:
+    return chunk('{"choices":[{"index":0,"delta":{%s},"finish_reason":null}]}' % told)  # noqa: UP031 - braces
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_deltas_of_reasoning_and_of_tools_are_tokens_too(field):
+    """The first token of a model that thinks is its first thought: its TTFT is not that of the answer."""
+    deltas = [
+        delta(f'"{field}":"Let"'),
+        delta(f'"{field}":" me see"'),
+        delta('"content":"It"'),
+        delta('"tool_calls":[{"index":0,"id":"c1","type":"function","function":{"name":"run","arguments":""}}]'),
+        delta('"tool_calls":[{"index":0,"function":{"arguments":"{\\"a\\": 1}"}}]'),
+        chunk('{"choices":[{"index":0,"delta":{"content":""},"finish_reason":"tool_calls"}]}'),
+    ]
+    wire = Wire()
+    record = wire.ask()
+    for part in [HEAD + delta('"role":"assistant","content":""'), *deltas, USAGE, DONE]:
+        wire.get(part)
+    answer = parse(record, "chat")
+    assert answer.ttft == pytest.approx(2e-3)
+    assert answer.e2e == pytest.approx(7e-3)
+    assert list(answer.events) == [1] * TOKENS
+    assert answer.output_tokens == TOKENS
+    _, weights = token_flow([answer])
+    assert weights.sum() == TOKENS
+
+
 def test_tokens_of_a_speculating_server_are_weighed_by_its_usage():
     wire = Wire()
     record = wire.ask()

@@ -9,7 +9,7 @@ from tunewright.domain.answers import QualityPrompt
 from tunewright.domain.profile import Source
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Lengths, Workload
-from tunewright.loadtest import session
+from tunewright.loadtest import session, statistics
 from tunewright.loadtest.job import LoadJob, LoadResult, Progress
 from tunewright.loadtest.run import execute, main, progress_path
 
@@ -318,3 +318,28 @@ def test_wrong_values_are_told_in_one_line(words, said, capsys):
     with pytest.raises(SystemExit):
         main(words)
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"tunewright load: error: {said}")
+
+
+def test_a_window_in_which_the_rate_moved_was_warm_up_and_another_one_is_measured(monkeypatch):
+    found = iter([0.3, None])
+    monkeypatch.setattr(statistics, "moved", lambda _: next(found))
+    once = measured(Behaviour(), max_warmup=30.0)
+    assert once.warmup_settled
+    assert once.void == ()
+    assert once.warmup > 2.0 + 0.6  # the shortest warm-up, and the window that was none
+    assert once.duration == pytest.approx(0.6, abs=0.01)
+
+
+def test_a_rate_that_moves_again_is_told_and_the_run_does_not_count_as_warmed_up(monkeypatch):
+    monkeypatch.setattr(statistics, "moved", lambda _: -0.12)
+    with stream_server(Behaviour()) as server:
+        result = run(job(server.url, max_warmup=30.0))
+    assert result.measurement is not None
+    assert not result.measurement.warmup_settled
+    assert any("throughput moved by -12%" in note for note in result.notes)
+
+
+def test_a_warm_up_that_is_shorter_than_two_lives_of_a_request_says_so():
+    with stream_server(Behaviour(token_seconds=0.06)) as server:
+        result = run(job(server.url, duration=1.2))
+    assert any("two lives of a request" in note and "lengthen maxWarmup" in note for note in result.notes)

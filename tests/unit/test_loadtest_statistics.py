@@ -39,41 +39,6 @@ def test_a_rate_counts_weights_inside_the_window_only():
     assert found.value == pytest.approx(2.0)
 
 
-STEADY = [[0.1, 0.11, 0.09]] * 8
-
-
-def test_a_steady_series_is_settled():
-    assert statistics.settled([100, 101, 99, 100, 100, 99, 101, 100], STEADY)
-
-
-@pytest.mark.parametrize(
-    "events",
-    [
-        [100] * 7,  # too short to tell
-        [57, 63, 69, 75, 81, 87, 93, 100],  # kernels still compile
-        [57, 60, 58, 59, 99, 101, 100, 100],
-        [100, 99, 101, 100, 100, 0, 100, 100],  # a stall
-        [0] * 8,
-        [100, 100, 100, 100, 89, 90, 91, 90],  # getting slower
-    ],
-)
-def test_a_series_that_moves_is_not_settled(events):
-    assert not statistics.settled(events, STEADY[: len(events)])
-
-
-def test_a_latency_that_moves_is_not_settled():
-    events = [100.0] * 8
-    rising = [[0.1 + 0.05 * i + 0.001 * j for j in range(3)] for i in range(8)]
-    assert not statistics.settled(events, rising)
-    assert statistics.settled(events, [[], [0.1], [], [], [0.9], [], [], []])  # too few to tell
-
-
 @given(st.floats(0.1, 600))
 def test_the_warm_up_looks_back_for_seconds_that_fit_the_window(duration):
     assert 2 <= statistics.warmup_span(duration) <= 15
-
-
-def test_a_warm_up_test_rarely_holds_up_a_steady_server():
-    rng = np.random.default_rng(2)
-    passed = sum(statistics.settled(rng.poisson(400, 8), STEADY) for _ in range(500))
-    assert passed / 500 > 0.9

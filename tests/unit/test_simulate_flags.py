@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tunewright.knobs import binary
 from tunewright.simulate import flags, flags_from_help, main
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "vllm"
@@ -125,3 +126,16 @@ def test_unknown_faults_and_profiles_are_named(capsys: pytest.CaptureFixture[str
     assert "hybrid-30b-h200" in capsys.readouterr().err
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == "0.32.0+simulated\n"
+
+
+@pytest.mark.parametrize("port", ["99999", "-1"])
+def test_a_port_that_is_none_is_refused_in_a_sentence(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "m", "--port", port]) == 2
+    told = capsys.readouterr().err
+    assert told.endswith(f"error: argument --port: {port} is not from 0 to 65535\n")
+    assert "Traceback" not in told
+
+
+def test_the_help_tells_every_flag_that_is_taken_also_the_simulator_s_own() -> None:
+    taken = {name for action in flags._parser(flags.load_flags())._actions for name in action.option_strings}
+    assert taken == set(binary.read_help(flags.help_text()).flags) & taken

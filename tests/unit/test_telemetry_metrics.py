@@ -23,7 +23,7 @@ from tunewright import __version__
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.measurement import Estimate
 from tunewright.domain.phases import Phase
-from tunewright.domain.state import ConfirmStatus, Finalist, Gain, TrialPhase
+from tunewright.domain.state import ConfirmStatus, Finalist, Gain, TrialPhase, TrialPurpose
 from tunewright.ports import Conflict, PortError, Refused, Series, SeriesWindow
 from tunewright.store.one import OneStore
 from tunewright.telemetry import catalog
@@ -155,6 +155,19 @@ def test_trials_objectives_and_gpu_time_come_from_the_records():
     assert value(found, "tunewright_tuning_gpu_seconds", use="warming") == 16 * 12
     assert value(found, "tunewright_tuning_gpu_seconds", use="measuring") == 16 * 35
     assert value(found, "tunewright_tuning_gpu_seconds", use="other") == 16 * 3
+
+
+def test_the_objectives_have_the_intervals_of_their_runs_where_there_are_any():
+    held, trials = promoted()  # each run's is ±2 %; the baseline's mean is of two runs
+    found = samples(metrics_of((held, trials))[0])
+    names = [f"tunewright_tuning_{of}_objective_{end}" for of in ("baseline", "best") for end in ("low", "high")]
+    told = [value(found, name, source="simulated") for name in names]
+    half = (19.8**2 + 20.2**2) ** 0.5 / 2
+    assert told == pytest.approx([1000 - half, 1000 + half, 1610 * 0.98, 1610 * 1.02])
+    latency = record(tuning=tuning(objective={"minimize": "ttftP95"}))
+    found = samples(metrics_of((latency, [trial(0, BASELINE, TrialPurpose.BASELINE, objective=-0.36)]))[0])
+    assert value(found, "tunewright_tuning_baseline_objective") == 0.36
+    assert not any(name in names for name, _ in found)
 
 
 def test_gpu_time_counts_every_gpu_of_a_server():

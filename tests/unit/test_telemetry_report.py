@@ -34,7 +34,16 @@ from tunewright.domain.profile import Histogram
 from tunewright.domain.state import ConfirmStatus, Decision, Finalist, Gain, TrialPhase
 from tunewright.telemetry.facts import SpareTime
 from tunewright.telemetry.report import render_report, report_data
-from tunewright.telemetry.report.charts import Point, histogram_chart, interval_chart, progress_chart, time_chart
+from tunewright.telemetry.report.charts import (
+    LETTERS,
+    Point,
+    Step,
+    histogram_chart,
+    interval_chart,
+    ladder_chart,
+    progress_chart,
+    time_chart,
+)
 from tunewright.telemetry.report.style import STYLE
 
 VOID = {"meta", "link", "br", "hr", "img"}
@@ -426,3 +435,22 @@ def test_where_there_are_several_spares_each_round_says_who_ran_where():
     several = done.model_copy(update={"tuning": tuning(spare={"parallelism": 2})})
     text = Page(render_report(several, rounds)).text
     assert text.count("(spare 0)") == text.count("(spare 1)") == 3
+
+
+def test_charts_are_readable_on_a_phone():
+    """They are drawn 520 wide and shown some 300 wide: letters of the size for wide screens would be 7 pixels high."""
+    phone = STYLE[STYLE.index("@media (max-width:30rem)") :]
+    sizes = [float(size) for size in re.findall(r"svg [.\w]+\{font-size:([\d.]+)px\}", phone)]
+    assert len(sizes) == 2
+    assert min(sizes) * 297 / 520 > 8
+    assert STYLE.index("@media (max-width:30rem)") > STYLE.index("svg text{font-size:13px")  # the later rule counts
+
+
+def test_a_step_of_many_changes_stays_inside_the_chart_and_whole_in_its_text_alternative():
+    label = ", ".join(f"some_knob_{number} 1 → 2" for number in range(9))
+    found = ladder_chart([Step(label, 0.2, 0.1, 0.3, 0.1, 0.3)], None)
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", str(found))
+    (line,) = [text for text in texts if text.startswith("some_knob")]
+    assert len(line) == LETTERS
+    assert line.endswith("…: +20.0%, together +30.0%")
+    assert f"{label}: from +10.0% to +30.0%" in str(found)

@@ -40,11 +40,23 @@ def test_what_is_no_token_is_refused_and_not_quoted(tmp_path: Path, content: byt
 
 def test_what_never_ends_or_never_begins_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
-        with pytest.raises(PortError, match="no plain file"):
+    for path, told in (
+        (Path("/dev/zero"), "larger than 16 KiB"),
+        (tmp_path / "pipe", "one token and nothing else"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "none", "No such file"),
+    ):
+        with pytest.raises(PortError, match=told):
             read_token(path, FIELD)
-    with pytest.raises(PortError, match="No such file"):
-        read_token(tmp_path / "none", FIELD)
+
+
+def test_a_pipe_may_hold_the_token() -> None:
+    """As in `--api-key-file <(pass show it)`."""
+    reader, writer = os.pipe()
+    os.write(writer, b"token\n")
+    os.close(writer)
+    assert read_token(Path(f"/dev/fd/{reader}"), FIELD) == "token"
+    os.close(reader)
 
 
 @pytest.fixture

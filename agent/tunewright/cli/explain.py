@@ -67,7 +67,10 @@ def _read(path: Path | None) -> str:
     if path is None:
         return ""
     if str(path) == "-":
-        return sys.stdin.buffer.read().decode(errors="replace")[-_MOST:]
+        end = b""
+        while more := sys.stdin.buffer.read(_MOST):  # a log may be larger than memory; its end tells
+            end = (end + more)[-_MOST:]
+        return end.decode(errors="replace")
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _MOST))

@@ -38,6 +38,9 @@ class GeneratorHealth(Model):
     schedule_lag_p99: float = Field(description="Seconds by which sends were later than planned, 99th percentile.")
     cpu_share: float = Field(description="CPU seconds of the generator per second of the window.")
     merged_reads: float = Field(description="Share of reads that held tokens of more than one step.")
+    steal: float | None = Field(
+        default=None, description="Share of the machine's CPU time that its hypervisor gave to others; None: not known."
+    )
 
 
 class ServerCounters(Model):

@@ -4,6 +4,7 @@ Flags come and go between minor versions, and a flag that is gone ends the serve
 file named by what was asked and of which program: it is asked once, and again when the program has changed.
 """
 
+import difflib
 import json
 import os
 import re
@@ -58,6 +59,22 @@ class BinaryFlags:
         if flag is None:
             return True
         return self.has(flag) and (value is None or knob.kind != "choice" or not knob.flag or self.allows(flag, value))
+
+    def unknown(self, command: Sequence[str]) -> list[str]:
+        """The long flags behind `serve` that the parser refuses, each with the nearest that it takes, if one is near.
+
+        Told as argparse and vLLM read them: underscores are dashes, `--flag.key` is a key of `--flag`, and a flag may
+        be cut short.
+        """
+        words = list(command)
+        words = words[words.index("serve") + 1 :] if "serve" in words else []
+        found = []
+        for word in words[: words.index("--")] if "--" in words else words:
+            name = re.split(r"[=.]", word, maxsplit=1)[0].replace("_", "-")
+            if name.startswith("--") and not any(flag.startswith(name) for flag in self.flags):
+                near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.75)
+                found.append(f"{name} (did you mean {near[0]}?)" if near else name)
+        return found
 
     def missing(self) -> list[str]:
         """Knobs of the catalogue whose flag this binary does not have: they are never passed."""

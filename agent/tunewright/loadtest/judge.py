@@ -17,6 +17,7 @@ from tunewright.loadtest.session import Raw
 # Budgets of the generator. The kernel's stamps keep latencies right on a busy machine, so these are wide.
 LEAST_DELIVERED = 0.90
 MOST_CPU = 0.95
+MOST_STEAL = 0.10
 MOST_MERGED, MOST_MERGED_WITH_ITL_SLO = 0.50, 0.20
 MOST_LAG, MOST_LAG_OF_TTFT = 0.05, 0.25  # open loop: seconds, and share of the TTFT at p99
 
@@ -77,7 +78,7 @@ def _judge(job: LoadJob, facts: ServerFacts, raw: Raw) -> tuple[Measurement, Sam
         vllm_version=facts.version,
         seed=job.seed,
         warmup=(epoch - raw.load_started_ns) / NANO,
-        warmup_settled=raw.settled,
+        warmup_settled=raw.settled and raw.moved is None,
         completed=inside.completed,
         failed=inside.failed,
         errors=inside.errors,
@@ -99,8 +100,14 @@ def _judge(job: LoadJob, facts: ServerFacts, raw: Raw) -> tuple[Measurement, Sam
 def notes(job: LoadJob, raw: Raw, result: Measurement) -> list[str]:
     """What a reader should know of a run, without being a fault of it."""
     found = list(raw.remarks)
-    if not result.warmup_settled:
+    if not raw.settled:
         found.append(f"the warm-up had not settled after {result.warmup:.0f} s: the server may still be warming up")
+        if 2 * result.e2e.mean > result.warmup:
+            found.append(
+                f"a warm-up is judged over two lives of a request, {2 * result.e2e.mean:.0f} s here: lengthen maxWarmup"
+            )
+    if raw.moved is not None:
+        found.append(f"throughput moved by {raw.moved:+.0%} from the window's first half to its second: not steady")
     if job.workload.prefix_reuse > raw.reachable_reuse + 0.01:
         found.append(
             f"a prefix reuse of {job.workload.prefix_reuse:.0%} is out of reach: prompts this short fill too few "
@@ -142,6 +149,7 @@ def _health(job: LoadJob, raw: Raw, found: Sequence[Answer], inside: Samples, en
         schedule_lag_p99=float(np.percentile(lags, 99)) if lags else 0.0,
         cpu_share=raw.cpu_seconds / end,
         merged_reads=inside.merged,
+        steal=raw.steal,
     )
 
 
@@ -155,6 +163,8 @@ def _unhealthy(job: LoadJob, health: GeneratorHealth, inside: Samples) -> list[s
         reasons.append(f"the generator delivered {unit} {health.achieved:.4g} instead of {health.asked:.4g}")
     if health.cpu_share > MOST_CPU:
         reasons.append(f"the generator used {health.cpu_share:.0%} of a core: it was the bottleneck")
+    if health.steal is not None and health.steal > MOST_STEAL:
+        reasons.append(f"the hypervisor gave {health.steal:.0%} of this machine's CPU time to others")
     bound = any(name == "itl" for name, _, _ in job.slo.bounds())
     if health.merged_reads > (MOST_MERGED_WITH_ITL_SLO if bound else MOST_MERGED):
         reasons.append(f"{health.merged_reads:.0%} of the reads held several tokens: ITL could not be seen")

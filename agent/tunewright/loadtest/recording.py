@@ -75,6 +75,8 @@ class Recorder:
         """(from, to) of the pauses between the turns of conversations, in nanoseconds since the epoch."""
         self.completed = 0
         self.ramp_pending = 0
+        self.lives: deque[float] = deque(maxlen=256)
+        """Seconds from send to end of the latest requests that completed at their full length."""
         self.first_tokens: deque[tuple[int, float]] = deque(maxlen=10_000)
         """(receive time, seconds since it was to be sent) of first events."""
         self.refused_in_a_row = 0
@@ -97,6 +99,8 @@ class Recorder:
         if error is None:
             self.completed += 1
             self.failed_in_a_row = 0
+            if not record.ramp:
+                self.lives.append((now_ns - record.sent_ns) / NANO)
         else:
             self.failed_in_a_row += 1
             self.last_error = f"{error} {record.ending[:300].decode(errors='replace')}".strip()

@@ -35,7 +35,8 @@ def table(job: LoadJob, result: LoadResult) -> str:
     lines += [
         "",
         f"generator: {generator.achieved:.4g} of {generator.asked:.4g} delivered, {generator.cpu_share:.0%} of a core, "
-        f"send lag p99 {generator.schedule_lag_p99 * 1e3:.2f} ms, {generator.merged_reads:.1%} merged reads",
+        f"send lag p99 {generator.schedule_lag_p99 * 1e3:.2f} ms, {generator.merged_reads:.1%} merged reads"
+        + _share(", CPU time stolen", generator.steal),
     ]
     if server := measured.server:
         lines.append(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from tunewright.domain.measurement import Interim
 from tunewright.domain.units import format_duration
-from tunewright.loadtest import statistics
+from tunewright.loadtest import machine, statistics
 from tunewright.loadtest.client import Client
 from tunewright.loadtest.counters import Observer, Scrape, ServerFacts, trust
 from tunewright.loadtest.job import LoadFailure, LoadJob, Overloaded, Progress
@@ -53,7 +53,10 @@ class Raw:
     end_ns: int = 0
     load_started_ns: int = 0
     settled: bool = False
+    moved: float | None = None
+    """By what share the window's second half was faster than its first; None: no more than chance tells."""
     cpu_seconds: float = 0.0
+    steal: float | None = None
     unstamped_reads: int = 0
     built_late: int = 0
     clock_jumps: int = 0
@@ -132,7 +135,10 @@ class Session:
                 pacing.start()
                 try:
                     await self._warm_up()
-                    await self._measure(pacing, await self._begin())
+                    again = raw.settled and self._gate is None
+                    await self._measure(pacing, await self._begin(), again)
+                    if again and raw.moved is not None:  # the test was wrong: it was warming up still
+                        await self._measure(pacing, time.time_ns(), again=False)
                 finally:
                     pacing.stop()
                 await self._drain()
@@ -170,9 +176,12 @@ class Session:
             rates.append((recorder.events - events) / (time.monotonic() - since))
             ttfts.append([seconds for _, seconds in recorder.first_tokens])
             busy = (time.process_time() - cpu) / (time.monotonic() - since)
-            if recorder.ramp_pending == 0 and recorder.completed and statistics.settled(rates, ttfts):
-                self._raw.settled = True
-                break
+            if recorder.ramp_pending == 0 and recorder.lives:
+                life = sum(recorder.lives) / len(recorder.lives)
+                spans = {"width": width, "life": life, "window": job.duration, "limit": job.max_warmup}
+                if statistics.settled(rates, ttfts, **spans):
+                    self._raw.settled = True
+                    break
         if self._may_split and busy > _BUSY:
             raise TooBusy(f"{busy:.0%} of a core")
 
@@ -189,19 +198,29 @@ class Session:
             raise LoadFailure("the processes of the load test did not come to a common start")
         return time.time_ns()
 
-    async def _measure(self, pacing: Pacing, start_ns: int) -> None:
+    async def _measure(self, pacing: Pacing, start_ns: int, again: bool) -> None:
+        """One window; where its rate moves and there may be one `again`, the load goes on."""
         raw, duration = self._raw, self._job.duration
-        raw.start_ns = start_ns
+        raw.start_ns, raw.window = start_ns, []
         pacing.window()
         raw.end_ns = raw.start_ns + round(duration * NANO)
-        cpu = time.process_time()
+        cpu, before = time.process_time(), machine.cpu_times()
         scrapes = asyncio.create_task(self._scrape_window(duration))
         looks = asyncio.create_task(self._look_ahead(duration))
+        rates: list[float] = []
+        began = time.monotonic()
         try:
-            await self._ticks(duration, "measuring")
+            for part in range(1, statistics.PARTS + 1):
+                events, since = self._recorder.events, time.monotonic()
+                await self._ticks(began + duration * part / statistics.PARTS - since, "measuring")
+                rates.append((self._recorder.events - events) / max(time.monotonic() - since, 1e-9))
             late = max(1.0, (time.time_ns() - raw.start_ns) / NANO / duration)  # the last sleep may have ended late
             raw.cpu_seconds = (time.process_time() - cpu) / late
-            pacing.stop()
+            raw.steal = machine.stolen(before, machine.cpu_times())
+            if self._job.workload.concurrency is not None:  # an open loop is as fast as its arrivals
+                raw.moved = statistics.moved(rates)
+            if not again or raw.moved is None:
+                pacing.stop()
             await scrapes
         finally:
             scrapes.cancel()

@@ -1,7 +1,7 @@
 """Samples to figures: percentiles, an interval by batch means, and the test that ends a warm-up. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,13 @@ _T95 = {20: 2.093, 10: 2.262, 5: 2.776}
 _CORRELATED = 0.3
 
 HALF = 4
-"""Bins in each half of the span that the warm-up's test looks at."""
-_THROUGHPUT_CHANGE, _TTFT_CHANGE, _FEWEST_TTFTS = 0.05, 0.10, 3
+"""Bins in the shorter span that the warm-up's test looks at, and blocks that it tells the noise from."""
+_THROUGHPUT_CHANGE, _TTFT_CHANGE, _FEWEST_TTFTS = 0.03, 0.10, 3
+_SURELY_ALIKE = 0.01
+"""Share by which two halves may always differ; and the standard error past which the test looks back further."""
+_MOVED_SDS = 2.5
+PARTS = 16
+"""Equal parts of a window, by which it is seen whether its rate moved."""
 
 
 def latency(samples: Floats) -> Latency:
@@ -76,29 +81,83 @@ def _autocorrelation(values: Floats) -> float:
 
 
 def warmup_span(duration: float) -> float:
-    """Seconds that the warm-up's test looks back over, for a window of `duration` seconds."""
+    """Seconds that the warm-up's test looks back over at least, for a window of `duration` seconds."""
     return min(max(duration / 4, 2.0), 15.0)
 
 
-def settled(events: Sequence[float], ttfts: Sequence[Sequence[float]]) -> bool:
-    """Whether load has become steady, from the last 2 x HALF bins of equal width, oldest first.
+def settled(
+    events: Sequence[float],
+    ttfts: Sequence[Sequence[float]],
+    *,
+    width: float,
+    life: float,
+    window: float,
+    limit: float,
+) -> bool:
+    """Whether load has become steady, from all bins of `width` seconds since it began, oldest first.
 
-    `events` are events per bin, `ttfts` the times to first token that fell in each. The younger half of the bins must
-    differ from the older one by less than 5 % in throughput and 10 % in mean TTFT, or by less than two standard
-    errors, which is all that so few bins can tell. TTFTs are left out where a half has fewer than three.
+    `events` are events per bin, `ttfts` the times to first token that fell in each, `life` the mean seconds from a
+    request's send to its end, `window` the seconds that are to be measured, and `limit` those that a warm-up may take.
+
+    Two stretches that follow one another are compared, each of whole lives, since requests that began together come
+    back in waves, and a server that gets faster with each wave is steady within one. They are half of what was seen:
+    the slower the change, the longer it takes to see. At the trend from one to the other, throughput must change by
+    less than 3 % within the window, or the two be within 1 %. Where the noise hides 1 %, they are together as long as
+    the window, or three quarters of the limit, and may differ by two standard errors. TTFT may differ by 10 % or two
+    standard errors, and is left out where a stretch has fewer than three.
     """
-    if len(events) < 2 * HALF or len(ttfts) < 2 * HALF:
+    bins = _bins(max(HALF * width, len(events) * width / 4), life, width, math.floor)
+    if 2 * bins > len(events):
         return False
-    recent = np.asarray(events[-2 * HALF :], dtype=np.float64)
-    if not recent[HALF:].all():
+    change, error = _change(events, bins)
+    noise = 0.0
+    if error > _SURELY_ALIKE:
+        bins = max(bins, _bins(min(window / 2, limit * 3 / 8), life, width, math.ceil))
+        if 2 * bins > len(events):
+            return False
+        change, noise = _change(events, bins)
+    allowed = _THROUGHPUT_CHANGE * min(1.0, bins * width / (window / 2))
+    if not change <= max(allowed, _SURELY_ALIKE, 2 * noise):
         return False
-    if not _alike(recent[:HALF], recent[HALF:], _THROUGHPUT_CHANGE):
-        return False
-    older = np.array([value for part in ttfts[-2 * HALF : -HALF] for value in part])
-    younger = np.array([value for part in ttfts[-HALF:] for value in part])
-    if min(len(older), len(younger)) < _FEWEST_TTFTS:
-        return True
-    return _alike(older, younger, _TTFT_CHANGE)
+    older = np.array([value for part in ttfts[-2 * bins : -bins] for value in part])
+    younger = np.array([value for part in ttfts[-bins:] for value in part])
+    return min(len(older), len(younger)) < _FEWEST_TTFTS or _alike(older, younger, _TTFT_CHANGE)
+
+
+def _bins(seconds: float, life: float, width: float, rounded: Callable[[float], int]) -> int:
+    """Bins of a stretch of about `seconds`, in whole lives of a request; at least one life, and `HALF` bins."""
+    lives = max(rounded(seconds / life), 1)
+    return max(HALF, round(lives * life / width))
+
+
+def _change(events: Sequence[float], bins: int) -> tuple[float, float]:
+    """By what share the last two stretches of so many bins differ, and the standard error of that.
+
+    Bin is compared with bin, so that a wave that comes back after a whole number of lives is no noise; and the
+    differences are taken together in blocks, so that noise that lasts is not taken for less than it is. Infinite where
+    nothing came for a whole bin: a stall.
+    """
+    older, younger = np.asarray(events[-2 * bins : -bins], np.float64), np.asarray(events[-bins:], np.float64)
+    if not younger.all():
+        return math.inf, 0.0
+    blocks = np.array([block.mean() for block in np.array_split(younger - older, HALF)])
+    mean = float(younger.mean())
+    return abs(float(younger.mean() - older.mean())) / mean, float(blocks.std(ddof=1)) / math.sqrt(HALF) / mean
+
+
+def moved(rates: Sequence[float]) -> float | None:
+    """By what share the second half of a window is faster than the first, from its rates in equal parts; None where
+    that is less than 3 %, or no more than chance."""
+    half = len(rates) // 2
+    first, second = (
+        np.array([block.mean() for block in np.array_split(np.asarray(part, np.float64), HALF)])
+        for part in (rates[:half], rates[half:])
+    )
+    before, change = float(first.mean()), float(second.mean() - first.mean())
+    error = math.sqrt((float(first.var(ddof=1)) + float(second.var(ddof=1))) / HALF)
+    if abs(change) <= max(_THROUGHPUT_CHANGE * before, _MOVED_SDS * error):
+        return None
+    return change / before if before else math.inf
 
 
 def _alike(older: Floats, younger: Floats, tolerance: float) -> bool:

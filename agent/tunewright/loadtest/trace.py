@@ -1,6 +1,7 @@
 """Recorded traces: read whole and checked before anything is sent, then replayed at their own times."""
 
 import csv
+import errno
 import hashlib
 import io
 import itertools
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tunewright.bounded import read_bounded
 from tunewright.domain.traffic import Trace
 from tunewright.loadtest.client import Client
 from tunewright.loadtest.job import LoadFailure, LoadJob
@@ -77,11 +79,12 @@ def read_trace(trace: Trace, limit: int | None = None) -> Recording:
     """Read and check it. Raises `LoadFailure` with the lines that are wrong, or don't fit `limit` tokens."""
     path = Path(trace.file)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise LoadFailure(f"{path} is larger than {MAX_BYTES >> 20} MiB: cut it, as with head -n")
-        data = path.read_bytes()
+        data = read_bounded(path, MAX_BYTES)
         text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        hint = ": cut it, as with head -n" if error.errno == errno.EFBIG else ""
+        raise LoadFailure(f"the trace {path} can't be read: {error.strerror or error}{hint}") from error
+    except UnicodeDecodeError as error:
         raise LoadFailure(f"the trace {path} can't be read: {error}") from error
     kind: str = trace.format
     if kind == "auto":

@@ -23,6 +23,12 @@ _USAGE_TOP = (
     "            {chat,complete,serve,launch,bench,collect-env,download-kernels,preload,run-batch,snapshot}\n"
     "            ...\n"
 )
+_OWN: tuple[dict[str, Any], ...] = (
+    {"names": ["--profile"], "kind": "str", "default": "demo"},
+    {"names": ["--sim-speed"], "kind": "float", "default": 1.0},
+    *({"names": [f"--sim-{name}"], "kind": "float"} for name in ("seed", "noise-between", "noise-within")),
+    *({"names": [f"--sim-{name}"], "kind": "str"} for name in ("fault", "gpu")),
+)
 _HUMAN = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -75,9 +81,9 @@ def load_flags() -> list[dict[str, Any]]:
 
 
 def help_text() -> str:
-    """What `vllm serve --help=all` tells of the flags, in argparse's form; the descriptions are left out."""
+    """What `vllm serve --help=all` tells of the flags, in argparse's form, and the simulator's own; no descriptions."""
     entries = []
-    for flag in load_flags():
+    for flag in [*load_flags(), *_OWN]:
         names = [*flag["names"], *([flag["negative"]] if "negative" in flag else [])]
         if flag["kind"] not in ("switch", "bool"):
             choices, dest = flag.get("choices"), dest_of(flag).upper()
@@ -239,6 +245,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         if value is not None and (value < 0 or (name == "sim_speed" and value == 0)):
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{_USAGE_SERVE}vllm serve: error: argument {flag}: must be positive\n")
+    if not 0 <= given.get("port", 0) <= 65535:
+        raise UsageError(f"{_USAGE_SERVE}vllm serve: error: argument --port: {given['port']} is not from 0 to 65535\n")
     return Arguments(given)
 
 

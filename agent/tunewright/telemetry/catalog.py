@@ -98,6 +98,15 @@ BEST_OBJECTIVE = _of_tuning(
     "tuning_best_objective", "Objective of the best feasible trial so far (one run), in the objective's own unit.",
     "objective", "source",
 )  # fmt: skip
+_WITHIN = (
+    "end of its 95 % interval within a run (starts differ by more: see the gain). Absent where the objective has none: "
+    "goodput and latencies."
+)
+BASELINE_OBJECTIVE_LOW, BASELINE_OBJECTIVE_HIGH, BEST_OBJECTIVE_LOW, BEST_OBJECTIVE_HIGH = (
+    _of_tuning(f"tuning_{of}_objective_{end}", f"Objective of the {of}: {word} {_WITHIN}", "objective", "source")
+    for of in ("baseline", "best")
+    for end, word in (("low", "lower"), ("high", "upper"))
+)
 GAIN = _of_tuning(
     "tuning_gain_ratio",
     "Gain of a finalist over the baseline from the confirming rounds alone (0.1: 10 % better).",

@@ -138,6 +138,27 @@ def shown_objective(objective: Objective, value: float) -> float:
     return -value if objective.minimize is not None else value
 
 
+def objective_interval(objective: Objective, trials: Sequence[TrialRecord]) -> tuple[float, float] | None:
+    """The ends of the mean objective's 95 % interval, from those of its runs; None where it has none.
+
+    Runs are independent, so half of the mean's interval is the root of the sum of squares over their number.
+    """
+    if objective.maximize not in ("outputTokensPerSecond", "tokensPerDollar"):
+        return None
+    known = [(trial.objective, trial.measurement) for trial in trials]
+    halves, values = [], []
+    for value, measured in known:
+        if value is None or measured is None or not measured.output_tokens_per_second.value:
+            continue
+        tokens = measured.output_tokens_per_second
+        values.append(value)
+        halves.append(value * (tokens.high - tokens.low) / 2 / tokens.value)
+    if not values:
+        return None
+    mean, half = sum(values) / len(values), math.hypot(*halves) / len(values)
+    return mean - half, mean + half
+
+
 def objective_name(objective: Objective) -> str:
     """The field of the tuning file that names it, as `outputTokensPerSecond` or `ttftP95`."""
     return objective.maximize or objective.minimize or ""

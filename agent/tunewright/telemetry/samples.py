@@ -24,6 +24,7 @@ from tunewright.telemetry.facts import (
     idle_seconds,
     is_judged,
     knob_text,
+    objective_interval,
     objective_name,
     shown_objective,
     spare_time,
@@ -154,9 +155,15 @@ def _objective(record: TuningRecord, trials: Sequence[TrialRecord]) -> Iterator[
     if baseline is not None and (measured := baseline_trials(trials)[-1].measurement) is not None:
         labels = (objective_name(objective), measured.source.value)
         yield catalog.BASELINE_OBJECTIVE, labels, shown_objective(objective, baseline)
+        if (ends := objective_interval(objective, baseline_trials(trials))) is not None:
+            yield catalog.BASELINE_OBJECTIVE_LOW, labels, ends[0]
+            yield catalog.BASELINE_OBJECTIVE_HIGH, labels, ends[1]
     if best is not None and best.objective is not None and best.measurement is not None:
         labels = (objective_name(objective), best.measurement.source.value)
         yield catalog.BEST_OBJECTIVE, labels, shown_objective(objective, best.objective)
+        if (ends := objective_interval(objective, [best])) is not None:
+            yield catalog.BEST_OBJECTIVE_LOW, labels, ends[0]
+            yield catalog.BEST_OBJECTIVE_HIGH, labels, ends[1]
     for finalist in {finalist.candidate.hash: finalist for finalist in record.finalists}.values():
         # Below two rounds there is no interval, only a placeholder that would be plotted as a loss of 100 %.
         if finalist.gain is not None and finalist.gain.rounds >= 2:

@@ -17,7 +17,9 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Query:
-    """One query of a panel. `style` is a look that the panel gives it: `bound` (red, dashed) or `past` (grey, dashed).
+    """One query of a panel.
+
+    `style` is a look that the panel gives it: `bound` (red, dashed), `past` (grey, dashed) or `edge` (grey, dotted).
 
     `empty` says when it has no data although nothing is wrong; it is told under the panel. What is left empty always
     has data in a tuning that went through to the end.
@@ -270,13 +272,13 @@ def _custom(kind: str) -> Json:
 
 
 def _styles(queries: Sequence[Query]) -> list[Json]:
-    colours = {"bound": "red", "past": "text"}
+    looks = {"bound": ("red", [8, 6]), "past": ("text", [8, 6]), "edge": ("text", [2, 6])}
     return [
         {
             "matcher": {"id": "byFrameRefID", "options": chr(ord("A") + index)},
             "properties": [
-                {"id": "color", "value": {"mode": "fixed", "fixedColor": colours[query.style]}},
-                {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 6]}},
+                {"id": "color", "value": {"mode": "fixed", "fixedColor": looks[query.style][0]}},
+                {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": looks[query.style][1]}},
                 {"id": "custom.lineWidth", "value": 1},
             ],
         }

@@ -14,6 +14,7 @@ from tunewright.telemetry.dashboards.shared import (
 
 REPORT = ("Report of this tuning", "${api}/${tuning}/report")
 _NOT_YET = "before the baseline has been measured"
+_NO_INTERVAL = "before there are trials, and where the objective has no interval within a run: goodput and latencies"
 
 _BAD = {Phase.FAILED, Phase.ROLLED_BACK, Phase.ROLLING_BACK, Phase.INFEASIBLE, Phase.REJECTED}
 _WAITS = {Phase.AWAITING_APPROVAL}
@@ -142,12 +143,19 @@ TUNING_DASHBOARD = Dashboard(
             Panel(
                 "Best so far against the baseline",
                 "Objective of the best feasible trial (one run: the luckiest too) and of the baseline, in the "
-                "objective's own unit. The confirmed gain is what counts.",
+                "objective's own unit, with their 95 % intervals within a run (dotted). The confirmed gain is what "
+                "counts.",
                 [
                     Query(f"max by (objective, source) (tunewright_tuning_best_objective{{{OURS}}})",
                           "best, {{objective}} ({{source}})", empty=_NOT_YET),
                     Query(f"max by (objective, source) (tunewright_tuning_baseline_objective{{{OURS}}})",
                           "baseline, {{objective}} ({{source}})", style="past", empty=_NOT_YET),
+                    *(
+                        Query(f"max by (objective, source) (tunewright_tuning_{of}_objective_{end}{{{OURS}}})",
+                              f"{of}, {end}", style="edge", empty=_NO_INTERVAL)
+                        for of in ("best", "baseline")
+                        for end in ("low", "high")
+                    ),
                 ],
                 minimum=0,
             ),

@@ -2,7 +2,7 @@
 
 from tunewright.observe import names
 from tunewright.telemetry.dashboards.grafana import Dashboard, Panel, Query, Row
-from tunewright.telemetry.dashboards.shared import JOB, MODEL, NAMESPACE, RATE, VLLM, quantile, ratio
+from tunewright.telemetry.dashboards.shared import JOB, MODEL, NAMESPACE, RATE, TUNING, VLLM, quantile, ratio, slo
 
 _BY = "role, instance"
 _WHO = "{{role}} {{instance}}"
@@ -19,7 +19,7 @@ VLLM_DASHBOARD = Dashboard(
     title="Tunewright / vLLM under tuning",
     description="Queues, memory, speed and reuse of every vLLM server of production, and of the spare where it is "
     "scraped. The label `role` (stable, canary, spare) is set by the scrape: docs/dashboards.md.",
-    variables=(NAMESPACE, JOB, MODEL),
+    variables=(NAMESPACE, TUNING, JOB, MODEL),
     since="now-1h",
     refresh="10s",
     rows=[
@@ -53,12 +53,13 @@ VLLM_DASHBOARD = Dashboard(
                                f"vllm:spec_decode_num_draft_tokens_total{{{VLLM}}}", _BY), _WHO,
                          empty=_NO_SPECULATION)],
                   unit="percentunit", minimum=0, maximum=1, width=8, no_value="No server speculates"),
-            Panel("TTFT, p95", "Time to first token, per server.",
-                  [Query(quantile(0.95, names.TTFT, VLLM, _BY), _WHO)], unit="s", minimum=0, width=8),
-            Panel("ITL, p95", "Time between two steps that gave tokens: under speculation that is not per token.",
-                  [Query(quantile(0.95, names.ITL, VLLM, _BY), _WHO)], unit="s", minimum=0, width=8),
-            Panel("E2E, p95", "Whole requests, per server.",
-                  [Query(quantile(0.95, names.E2E, VLLM, _BY), _WHO)], unit="s", minimum=0, width=8),
+            Panel("TTFT, p95", "Time to first token, per server; the dashed line is the SLO's bound.",
+                  [Query(quantile(0.95, names.TTFT, VLLM, _BY), _WHO), slo("ttft")], unit="s", minimum=0, width=8),
+            Panel("ITL, p95", "Time between two steps that gave tokens: under speculation that is not per token. "
+                  "The dashed line is the SLO's bound.",
+                  [Query(quantile(0.95, names.ITL, VLLM, _BY), _WHO), slo("itl")], unit="s", minimum=0, width=8),
+            Panel("E2E, p95", "Whole requests, per server; the dashed line is the SLO's bound.",
+                  [Query(quantile(0.95, names.E2E, VLLM, _BY), _WHO), slo("e2e")], unit="s", minimum=0, width=8),
         ]),
         Row("Traffic", [
             Panel("Requests/s by how they ended", "`abort` is a client that went away, `error` a request that failed.",

@@ -10,6 +10,8 @@ from tunewright.telemetry.facts import SpareTime, number, percent, seconds
 from tunewright.telemetry.report.markup import Raw, el
 
 WIDTH = 520
+LETTERS = 66
+"""Of a chart's line of text, also where a phone shows them larger; the whole of it is in the description."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ def ladder_chart(steps: Sequence[Step], confirmed: Estimate | None) -> Raw:
         top, css = row * height, "bar2" if confirmed is not None and row == len(steps) else "bar"
         a, b = sorted((x(step.start), x(step.end)))
         together = f", together {percent(step.end)}" if step.start else ""
-        parts.append(_text(0, top + 15, f"{step.label}: {percent(step.worth)}{together}", css="ink"))
+        worth = f": {percent(step.worth)}{together}"
+        parts.append(_text(0, top + 15, _cut(step.label, LETTERS - len(worth)) + worth, css="ink"))
         parts.append(_rect(a, top + 22, max(2.0, b - a), 14, css if step.end >= step.start else "loss"))
         parts.append(_line(x(step.low), top + 29, x(step.high), top + 29, "whisker", 2))
     told = "; ".join(f"{step.label}: from {percent(step.start)} to {percent(step.end)}" for step in rows)
@@ -302,6 +305,10 @@ def _rect(x: float, y: float, width: float, height: float, css: str, tip: str = 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", css: str | None = None) -> Raw:
     return el("text", text, x=_n(x), y=_n(y), text_anchor=anchor, cls=css)
+
+
+def _cut(text: str, letters: int) -> str:
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 
 def _n(value: float) -> str:

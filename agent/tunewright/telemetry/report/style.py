@@ -56,6 +56,8 @@ svg .bar{fill:var(--s1)}svg .bar2{fill:var(--s2)}svg .loss{fill:var(--bad)}svg .
 svg .front{stroke:var(--s2)}svg .s1{fill:var(--s1)}svg .s2{fill:var(--s2)}svg .s3{fill:var(--s3)}svg .s4{fill:var(--s4)}
 details{margin:.5rem 0}summary{cursor:pointer;color:var(--soft)}
 @media (max-width:30rem){thead th{white-space:normal}
+figure{overflow:clip;overflow-clip-margin:.9rem}figure svg{overflow:visible}
+svg text{font-size:17px}svg .ink{font-size:14.5px}
 section{padding:.9rem .9rem}.tiles{grid-template-columns:1fr 1fr}h1{font-size:1.375rem}}
 @media print{:root{color-scheme:light;--page:#fff;--card:#fff;--ink:#000;--soft:#444;--line:#bbb;--grid:#ddd;
 --new:#1f66c1;--old:#8a5a00;--new-fill:#2a78d6;--old-fill:#c98500;--good:#0b6b0b;--bad:#b3261e;--warn:#7a5200;
