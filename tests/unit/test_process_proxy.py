@@ -252,6 +252,27 @@ def test_a_kept_connection_that_the_server_closes_under_our_hands_costs_nothing(
     run(test)
 
 
+def test_a_server_that_is_being_killed_costs_no_request() -> None:
+    """The kept connection breaks, a new one is still taken and breaks too: then it is another server's turn."""
+
+    async def test(world: World) -> None:
+        async def dying(head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if len(world.heads["a"]) == 1:
+                writer.write(OK)
+            else:
+                writer.transport.abort()
+
+        await world.server("a", dying)
+        assert await world.ask() == (200, b"ok")
+        await world.server("b", ok, weight=0.01)
+        assert [await world.ask() for _ in range(4)] == [(200, b"ok")] * 4
+        assert len(world.heads["a"]) == 3
+        assert world.count("a")["connectionErrors"] == 1
+        assert world.count("a")["inFlight"] == 0
+
+    run(test)
+
+
 def test_an_answer_that_breaks_off_is_not_passed_for_whole() -> None:
     async def test(world: World) -> None:
         async def half(head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

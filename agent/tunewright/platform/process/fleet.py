@@ -113,10 +113,11 @@ def weights(servers: Sequence[View], canary_share: float) -> dict[str, float]:
     """What share of the requests each ready server is to get. One that does not answer gets none, if another does."""
     staying = [view for view in servers if view.staying]
     routed = [view for view in staying if view.serving] or staying
+    canary = [view.name for view in routed if view.slot == CANARY]
     stable = [view.name for view in routed if view.slot != CANARY]
-    share = min(max(canary_share, 0.0), _LARGEST_SHARE) if stable else 1.0
+    share = 0.0 if not canary else min(max(canary_share, 0.0), _LARGEST_SHARE) if stable else 1.0
     each = {view.name: 0.0 for view in servers if view.phase is ServerPhase.READY}
-    each |= {view.name: share for view in routed if view.slot == CANARY}
+    each |= dict.fromkeys(canary, share)
     return each | {name: round((1.0 - share) / len(stable), 6) for name in stable}
 
 

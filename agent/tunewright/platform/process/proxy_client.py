@@ -144,6 +144,9 @@ class ClientConnection(asyncio.Protocol):
                 self._proxy.unrouted += 1
                 self._fail(503, "no server is ready; try again")
             return
+        self._send_to(exchange, backend)
+
+    def _send_to(self, exchange: Exchange, backend: Backend) -> None:
         exchange.backend = backend
         backend.in_flight += 1
         backend.requests += 1
@@ -171,21 +174,24 @@ class ClientConnection(asyncio.Protocol):
     def unanswered(self, exchange: Exchange, stale: bool) -> None:
         """The server broke off before it answered; `stale`: on a connection that had been kept alive."""
         exchange.server = None
-        if exchange.resent:  # once only: a request that crashes a server must not take down one after the other
-            if exchange.backend is not None:
-                exchange.backend.connection_errors += 1
+        backend = exchange.backend
+        if backend is None:
+            return
+        exchange.broke.add(backend)
+        if len(exchange.broke) > 1:  # a request that crashes a server must not take down one after the other
+            backend.connection_errors += 1
             exchange.release()
             self._fail(502, "two servers broke off before they answered this request")
             return
-        exchange.resent = True
-        if not stale or exchange.backend is None:
+        if not stale or exchange.renewed:  # also one that is dying: it took the new connection and broke off again
             self._try_another(exchange)
             return
-        for connection in list(exchange.backend.idle):  # they are as old
+        exchange.renewed = True
+        for connection in list(backend.idle):  # they are as old
             connection.close_if_idle(float("inf"))
-        exchange.backend.idle.clear()
+        backend.idle.clear()
         exchange.release()
-        self._dispatch(exchange)
+        self._send_to(exchange, backend)
 
     def _try_another(self, exchange: Exchange) -> None:
         backend = exchange.backend

@@ -128,7 +128,9 @@ class Exchange:
     server: Server | None = None
     connecting: "asyncio.Task[None] | None" = None
     answered: bool = False  # the first byte has gone to the client: it can't be sent again
-    resent: bool = False
+    renewed: bool = False  # sent again on a new connection to the same server
+    broke: set[Backend] = field(default_factory=set)
+    """Servers that broke off before they answered it."""
     tried: set[Backend] = field(default_factory=set)
 
     def encode(self) -> bytes:
