@@ -147,7 +147,7 @@ def findings(file: Path, state: Path, code: Exit) -> dict[str, tuple[bool, str]]
 def test_check_of_a_good_file(tmp_path: Path) -> None:
     file = write(tmp_path)
     found = findings(file, tmp_path / "state", Exit.DONE)
-    commands = ["target command", "target binary"]
+    commands = ["target command", "target binary", "target flags"]
     assert list(found) == ["state", "search", *commands, "production", "spare", "GPUs", "metrics"]
     assert "max_num_seqs=4" in found["target command"][1]
     assert "simulated" in found["target binary"][1]
