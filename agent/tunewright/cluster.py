@@ -249,6 +249,8 @@ class Cluster:
         shape, key = f"{view.uid}{record.tuning.spec.model_dump_json()}", (namespace, record.name)
         known = self._contexts.get(key)
         if known is None or known[0] != shape:
+            if known is not None and not known[0].startswith(view.uid):
+                self._release_abandoned(namespace)  # deleted and made again between two looks at it
             owner = Owner(record.name, view.uid)
             known = (shape, *self._make_context(namespace, record.tuning, owner, view))
             self._contexts[key] = known
@@ -291,6 +293,7 @@ class Cluster:
             overrides=overrides,
             prober=prober,
             canary_labels=spec.promotion.canary.labels,
+            http_route=spec.promotion.canary.http_route,
             cold_start=lambda candidate: first_start(self.trials.of((namespace, owner.name), owner.uid), candidate),
         )
         inquiry = ImageInquiry(self.kube, owner, ref, self.clock, overrides)

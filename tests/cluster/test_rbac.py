@@ -5,18 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from cluster_production import BASELINE, IMAGE, NEW, deployment, own, production
-from kubernetes.client.configuration import Configuration
+from cluster_rights import Recorded, client_with, shipped, used
 
 from cluster import wait_for
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Lengths, Workload
-from tunewright.kube.client import Json, Kube
-from tunewright.kube.configuration import load_configuration
-from tunewright.kube.errors import Forbidden
-from tunewright.kube.resources import PODS, Resource
+from tunewright.kube.client import Kube
 from tunewright.platform.kubernetes.loadpod import KubernetesLoadTest, LoadPodSettings
 from tunewright.platform.kubernetes.spare import KubernetesSpare
 from tunewright.platform.kubernetes.target import DeploymentTarget
@@ -25,9 +21,6 @@ from tunewright.ports import LoadPhase, LoadRequest, ServerPhase, TargetPlan
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-ROLE = Path(__file__).parents[2] / "deploy" / "base" / "role.yaml"
-ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
-BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 OUT_OF_MEMORY = Candidate(values={"max_num_seqs": 4, "gpu_memory_utilization": 0.05})
 OTHERS = {"tunewright.dev", "coordination.k8s.io"}
 """Groups that the store and the lease use, which have their own tests."""
@@ -40,57 +33,10 @@ class SystemClock:
     monotonic = staticmethod(time.monotonic)
 
 
-class Recorded(Kube):
-    """A client that keeps what it asked for."""
-
-    asked: set[tuple[str, str]]
-
-    def _json(self, method: str, path: str, *args: object, **more: object) -> Json:
-        self.asked.add((method, path))
-        return super()._json(method, path, *args, **more)
-
-
-def used(asked: set[tuple[str, str]], rule: Json, verb: str) -> bool:
-    """Whether a granted verb was asked for."""
-    method = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "update": "PUT", "delete": "DELETE"}[
-        verb
-    ]
-    for sent, path in asked:
-        parts = path.split("/")
-        if sent != method or "namespaces" not in parts:
-            continue
-        plural, *name = parts[parts.index("namespaces") + 2 :]
-        if plural in rule["resources"] and bool(name) == (verb in ("get", "patch", "update", "delete")):
-            return True
-    return False
-
-
 @pytest.fixture
 def limited(kubeconfig: Path, admin: Kube, namespace: str, token: Callable[..., str]) -> Recorded:
     """A client that may do what the shipped Role says."""
-    role = yaml.safe_load(ROLE.read_text())
-    admin.create(ROLES, {"metadata": {"name": "tunewright"}, "rules": role["rules"]}, namespace)
-    subject = {"kind": "ServiceAccount", "name": "tunewright", "namespace": namespace}
-    reference = {"apiGroup": ROLES.group, "kind": "Role", "name": "tunewright"}
-    binding = {"metadata": {"name": "tunewright"}, "roleRef": reference, "subjects": [subject]}
-    admin.create(BINDINGS, binding, namespace)
-    theirs, _ = load_configuration(kubeconfig)
-    configuration = Configuration(host=theirs.host)
-    configuration.ssl_ca_cert = theirs.ssl_ca_cert
-    audience = "https://kubernetes.default.svc"
-    configuration.api_key = {"authorization": f"Bearer {token('tunewright', audience)}"}
-    kube = Recorded(configuration, namespace=namespace)
-    kube.asked = set()
-    wait_for(lambda: _may(kube, namespace), "the Role is in force")
-    return kube
-
-
-def _may(kube: Kube, namespace: str) -> bool:
-    try:
-        kube.list(PODS, namespace)
-    except Forbidden:
-        return False
-    return True
+    return client_with(shipped("base/role.yaml"), kubeconfig, admin, namespace, token)
 
 
 def test_the_shipped_role_is_enough_and_not_too_much(limited: Recorded, admin: Kube, namespace: str) -> None:
@@ -126,7 +72,7 @@ def test_the_shipped_role_is_enough_and_not_too_much(limited: Recorded, admin: K
         wait_for(lambda plan=plan: target.apply(plan).settled, f"{plan}")
     idle = [
         f"{verb} {rule['resources']}"
-        for rule in yaml.safe_load(ROLE.read_text())["rules"]
+        for rule in shipped("base/role.yaml")
         for verb in rule["verbs"]
         if not OTHERS & set(rule["apiGroups"])
         and verb != "watch"

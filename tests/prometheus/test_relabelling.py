@@ -42,6 +42,7 @@ def ours(role: str) -> dict[str, str]:
 PODS = {
     "production": pod("llm-6f9-abcde", "http", app="llm"),
     "canary": pod("llm-canary-7c8-abcde", "http", app="llm", **ours("canary")),
+    "canary by a route": pod("llm-canary-7c8-cdefg", "http", **ours("canary"), **{"tunewright.dev/serves": "route"}),
     "canary that starts": pod("llm-canary-7c8-bcdef", "http", **ours("canary")),
     "trial": pod("chat-003-0123456789-1", "http", **ours("trial")),
     "load test": pod("chat-003-0123456789-1-load", "http", **ours("load")),
@@ -49,7 +50,7 @@ PODS = {
     "controller": pod("tunewright-5d4-abcde", "metrics", **{"app.kubernetes.io/name": "tunewright"}),
     "controller's API": pod("tunewright-5d4-abcde", "http", **{"app.kubernetes.io/name": "tunewright"}),
 }
-ROLES = {"production": "stable", "canary": "canary", "trial": "spare"}
+ROLES = {"production": "stable", "canary": "canary", "canary by a route": "canary", "trial": "spare"}
 
 
 def documented() -> list[Json]:
@@ -157,7 +158,7 @@ def test_tunewright_s_own_selector_finds_production_and_canary_alone(tmp_path: P
     found = seen(documented(), tmp_path)
     chosen = [name for (_, name), labels in found.items() if re.fullmatch(pods, labels["pod"])]
     assert namespace == "prod"
-    assert sorted(chosen) == ["canary", "production"]
+    assert sorted(chosen) == ["canary", "canary by a route", "production"]
 
 
 def test_the_dashboards_select_no_other_role() -> None:

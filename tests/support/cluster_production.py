@@ -107,13 +107,17 @@ class Traffic:
         self.answered: Counter[str] = Counter()
         self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
 
+    def address(self) -> str:
+        """Where the next request goes."""
+        return self._url
+
     def _ask(self) -> None:
         body = {"model": "demo-model", "prompt": "Hello", "max_tokens": 3}
         one_each = httpx.Limits(max_keepalive_connections=0)
         with httpx.Client(limits=one_each, timeout=30, trust_env=False) as client:
             while not self._stop.wait(0.1):
                 try:
-                    answer = client.post(f"{self._url}/v1/completions", json=body)
+                    answer = client.post(f"{self.address()}/v1/completions", json=body)
                     if answer.status_code != 200 or not answer.json()["choices"]:
                         self._failed(f"{answer.status_code} {answer.text[:200]}")
                     self.answered["all"] += 1

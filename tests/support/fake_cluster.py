@@ -12,9 +12,9 @@ from typing import Any
 
 from fake_apply import server_side_apply
 
-from tunewright.kube.client import Json, ObjectList, PatchType
+from tunewright.kube.client import FIELD_MANAGER, Json, ObjectList, PatchType
 from tunewright.kube.errors import AlreadyExists, Forbidden, Gone, Invalid, KubeConflict, NotFound
-from tunewright.kube.resources import PODS, REPLICA_SETS, Resource
+from tunewright.kube.resources import ENDPOINT_SLICES, PODS, REPLICA_SETS, Resource
 from tunewright.kube.times import format_time
 from tunewright.kube.watch import Watcher
 
@@ -84,21 +84,32 @@ class FakeCluster:
     def served(self, *alternatives: Resource) -> Resource | None:
         return next((each for each in alternatives if each.plural not in self.unserved), None)
 
-    def create(self, resource: Resource, body: Json, namespace: str | None = None, **_: Any) -> Json:
+    def create(
+        self, resource: Resource, body: Json, namespace: str | None = None, *, dry_run: bool = False, **_: Any
+    ) -> Json:  # fmt: skip
         name = body["metadata"]["name"]
-        self._called("create", resource, name)
+        self._called("dry-create" if dry_run else "create", resource, name)
         if (resource.plural, namespace, name) in self.objects:
             raise AlreadyExists("POST", name, "it exists", status=409)
-        return copy.deepcopy(self.put(resource, body, namespace))
+        return copy.deepcopy(body if dry_run else self.put(resource, body, namespace))
 
     def patch(
         self, resource: Resource, name: str, patch: Any, namespace: str | None = None, *,
-        type: PatchType = PatchType.MERGE, **_: Any,
+        type: PatchType = PatchType.MERGE, dry_run: bool = False, manager: str = FIELD_MANAGER, **_: Any,
     ) -> Json:  # fmt: skip
-        self._called("patch", resource, name)
+        self._called("dry-patch" if dry_run else "patch", resource, name)
         assert type is PatchType.MERGE
         found = self._find(resource, name, namespace)
-        found.update(_merge(found, patch))
+        if (patch.get("metadata") or {}).get("resourceVersion") not in (None, found["metadata"]["resourceVersion"]):
+            raise KubeConflict("PATCH", name, "the object has been modified", status=409)
+        new = _merge(found, patch)
+        if new.get("spec") != found.get("spec") and "rules" in new.get("spec", {}):
+            own_rules(new, manager, format_time(self.clock.now()))
+        if dry_run:
+            return copy.deepcopy(new)
+        found.update(new)
+        if "deletionTimestamp" in found["metadata"] and resource is not PODS:
+            self._remove(resource.plural, namespace, name)  # once the last finalizer is gone
         return copy.deepcopy(self._touched(found))
 
     def replace(
@@ -191,6 +202,8 @@ class FakeCluster:
         for (plural, _, _), found in list(self.objects.items()):
             if plural == "deployments":
                 self._report(found)
+            elif plural == "services":
+                self._publish(found)
 
     # --- the controllers ---
 
@@ -241,6 +254,23 @@ class FakeCluster:
             "updatedReplicas": len(new),
             "readyReplicas": sum(_ready(each) for each in everyone),
         }
+
+    def _publish(self, service: Json) -> None:
+        """The endpoints of a Service: the ready pods that it selects."""
+        metadata, selector = service["metadata"], service["spec"].get("selector") or {}
+        chosen = ",".join(f"{key}={text}" for key, text in selector.items())
+        found = [pod for pod in self.pods() if _selected(pod, chosen) and "deletionTimestamp" not in pod["metadata"]]
+        endpoints = [
+            {"conditions": {"ready": _ready(pod)}, "targetRef": {"kind": "Pod", "name": pod["metadata"]["name"]}}
+            for pod in found
+        ]
+        known = self.objects.get((ENDPOINT_SLICES.plural, metadata["namespace"], metadata["name"]))
+        if known is not None:
+            known["endpoints"] = endpoints
+            return
+        labels = {"kubernetes.io/service-name": metadata["name"]}
+        about = {"name": metadata["name"], "labels": labels, "ownerReferences": [_reference(service)]}
+        self.put(ENDPOINT_SLICES, {"metadata": about, "endpoints": endpoints}, metadata["namespace"])
 
     def _sets(self, deployment: Json) -> list[Json]:
         return [
@@ -354,6 +384,10 @@ class FakeCluster:
         return found
 
     def _remove(self, plural: str, namespace: str | None, name: str) -> None:
+        kept = self.objects[(plural, namespace, name)]["metadata"]
+        if kept.get("finalizers"):
+            kept.setdefault("deletionTimestamp", format_time(self.clock.now()))
+            return
         gone = self.objects.pop((plural, namespace, name))
         for key, found in list(self.objects.items()):
             if _owner(found) == gone["metadata"]["uid"]:
@@ -361,6 +395,15 @@ class FakeCluster:
                     self._end(found)
                 else:
                     self._remove(*key)
+
+
+def own_rules(route: Json, manager: str, time: str) -> None:
+    """An atomic list has one owner: whoever changed it last."""
+    entry = {"manager": manager, "operation": "Update", "time": time, "fieldsV1": {"f:spec": {"f:rules": {}}}}
+    others = [
+        each for each in route["metadata"].get("managedFields", []) if "f:rules" not in each["fieldsV1"]["f:spec"]
+    ]
+    route["metadata"]["managedFields"] = [*others, entry]
 
 
 def hear(watchers: Iterable[Watcher]) -> None:

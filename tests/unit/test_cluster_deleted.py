@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 from fake_cluster import NAMESPACE, FakeCluster
 from fake_production import ARGS, BASELINE, NEW, OWNER, REF, Servers, new_cluster, production
+from tunings import tuning
 
 from tunewright.cluster import Cluster, ClusterSettings
-from tunewright.kube.resources import DEPLOYMENTS
+from tunewright.domain.state import TuningRecord
+from tunewright.kube.resources import DEPLOYMENTS, TUNINGS
 from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.ports import PortError, TargetPlan
 
@@ -58,3 +60,16 @@ def test_what_fails_once_is_tried_again(half_rolled: FakeCluster, monkeypatch: p
     again._step((NAMESPACE, OWNER.name))
     assert half_rolled.edit(DEPLOYMENTS, "llm")["spec"]["template"]["spec"]["containers"][0]["args"] == ARGS
     assert again._contexts == {}
+
+
+def test_one_that_was_deleted_and_made_again_between_two_looks_leaves_nothing(half_rolled: FakeCluster) -> None:
+    """The new one has the old one's name, so that its absence was never seen."""
+    spec = tuning(target={"deployment": "llm"}, metrics={"prometheus": "http://p:9090"})
+    record = TuningRecord(tuning=spec, spec_hash=spec.spec.spec_hash, phase_since=0.0)
+    again = controller(half_rolled)
+    half_rolled.put(TUNINGS, {"metadata": {"name": "demo", "uid": OWNER.uid}})
+    again._context(NAMESPACE, record, SimpleNamespace(uid=OWNER.uid))  # type: ignore[arg-type]
+    assert half_rolled.edit(DEPLOYMENTS, "llm")["spec"]["template"]["spec"]["containers"][0]["args"] != ARGS
+    half_rolled.put(TUNINGS, {"metadata": {"name": "demo", "uid": "uid-of-another"}})
+    again._context(NAMESPACE, record, SimpleNamespace(uid="uid-of-another"))  # type: ignore[arg-type]
+    assert half_rolled.edit(DEPLOYMENTS, "llm")["spec"]["template"]["spec"]["containers"][0]["args"] == ARGS

@@ -40,6 +40,8 @@ COMMAND = ["vllm", "serve", "m", "--port", "{port}"]
         ({"target": {"urls": ["http://[::1"]}, "promotion": {"mode": "recommend"}}, "no URL that can be called"),
         ({"metrics": {"interval": "0s"}}, "interval must be above 0s"),
         ({"promotion": {"canary": {"share": "250%"}}}, "at most 100%, not 250%"),
+        ({"promotion": {"canary": {"httpRoute": "chat"}}}, "httpRoute is for clusters"),
+        ({"target": {"deployment": "d"}, "promotion": {"canary": {"httpRoute": "A_b"}}}, "pattern"),
         ({"quality": {"minAgreement": "101%"}}, "at most 100%, not 101%"),
         ({"load": {"mode": "closedLoop", "concurrency": 1, "prefixReuse": "150%"}}, "at most 100%, not 150%"),
         ({"budget": {"trials": 0}}, "greater than or equal to 1"),

@@ -71,17 +71,21 @@ def test_chart_and_base_are_equal() -> None:
 
 
 def test_chart_and_all_that_is_optional_are_equal() -> None:
-    options = {"capacity": {"enabled": True}, "monitoring": {"enabled": True}}
-    both = [each for folder in ("base", "capacity", "monitoring") for each in files(DEPLOY / folder)]
+    options = {"capacity": {"enabled": True}, "gatewayApi": {"enabled": True}, "monitoring": {"enabled": True}}
+    both = [each for folder in ("base", "capacity", "gateway-api", "monitoring") for each in files(DEPLOY / folder)]
     assert comparable(chart(options)) == comparable(both)
 
 
-ALL = {"capacity": {"enabled": True}, "monitoring": {"enabled": True, "vllm": {"matchLabels": {"app": "llm"}}}}
+ALL = {
+    "capacity": {"enabled": True},
+    "gatewayApi": {"enabled": True},
+    "monitoring": {"enabled": True, "vllm": {"matchLabels": {"app": "llm"}}},
+}
 
 
 @pytest.mark.parametrize("options", [{}, ALL], ids=["alone", "with all that is optional"])
 def test_chart_and_the_overlay_for_all_namespaces_are_equal(options: Json) -> None:
-    folders = ("capacity", "monitoring", "monitoring/vllm") if options else ()
+    folders = ("capacity", "gateway-api/cluster-wide", "monitoring", "monitoring/vllm") if options else ()
     whole = [*kustomize(DEPLOY / "cluster-wide"), *(each for folder in folders for each in files(DEPLOY / folder))]
     for each in whole:
         if each["metadata"]["name"].startswith("tunewright-vllm"):
@@ -90,14 +94,15 @@ def test_chart_and_the_overlay_for_all_namespaces_are_equal(options: Json) -> No
 
 
 def test_chart_and_monitors_of_vllm_are_equal() -> None:
-    both = [each for folder in ("base", "capacity", "monitoring", "monitoring/vllm") for each in files(DEPLOY / folder)]
+    folders = ("base", "capacity", "gateway-api", "monitoring", "monitoring/vllm")
+    both = [each for folder in folders for each in files(DEPLOY / folder)]
     assert comparable(chart(ALL)) == comparable(both)
 
 
 def test_labels_that_an_operator_wants_are_on_all_that_it_reads() -> None:
     monitoring = {"enabled": True, "labels": {"release": "prom"}, "vllm": {"matchLabels": {"app": "llm"}}}
     found = [each for each in chart({"monitoring": monitoring}) if "monitoring.coreos.com" in each["apiVersion"]]
-    assert len(found) == 4
+    assert len(found) == 5
     assert all(each["metadata"]["labels"]["release"] == "prom" for each in found)
 
 
@@ -195,6 +200,7 @@ def test_the_chart_refuses_values_that_it_does_not_know() -> None:
         {"capacities": True},
         {"image": {"repository": ""}},
         {"capacity": {"enabled": "yes"}},
+        {"gatewayApi": {"enabled": "yes"}},
         {"clusterWide": "yes"},
         {"monitoring": {"vllm": {"port": "8000/tcp"}}},
         {"monitoring": {"vllm": {"labels": {}}}},
@@ -307,7 +313,8 @@ def rules(found: list[Json], kind: str) -> list[Json]:
 
 
 def test_nobody_is_granted_secrets_or_everything() -> None:
-    everything = [each for folder in ("base", "capacity", "cluster-wide") for each in files(DEPLOY / folder)]
+    folders = ("base", "capacity", "cluster-wide", "gateway-api", "gateway-api/cluster-wide")
+    everything = [each for folder in folders for each in files(DEPLOY / folder)]
     granted = rules(everything, "Role") + rules(everything, "ClusterRole")
     assert granted
     for rule in granted:

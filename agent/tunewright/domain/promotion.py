@@ -70,6 +70,13 @@ class Canary(Model):
         description="In a cluster: more labels of its pod, by which a router (production-stack, llm-d) finds servers.",
     )
 
+    http_route: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$",
+        description="In a cluster: the HTTPRoute (Gateway API) before the target's Service. Its weights then give the "
+        "canary `share`; without it the share is one server's of all.",
+    )
+
     @model_validator(mode="after")
     def _valid_labels(self) -> Self:
         for key, value in self.labels.items():

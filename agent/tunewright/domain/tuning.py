@@ -436,6 +436,10 @@ class TuningSpec(Model):
             raise ValueError(
                 "promotion.canary.labels is for clusters: on one machine our proxy sends the canary's share"
             )
+        if self.promotion.canary.http_route is not None and self.target.deployment is None:
+            raise ValueError(
+                "promotion.canary.httpRoute is for clusters: on one machine our proxy sends the canary's share"
+            )
         if self.quality.prompts_file is not None and self.target.deployment is not None:
             raise ValueError("quality.promptsFile is for one machine: in a cluster name a ConfigMap, promptsConfigMap")
         if self.quality.prompts_config_map is not None and self.target.deployment is None:

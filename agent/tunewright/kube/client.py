@@ -281,11 +281,16 @@ class Kube:
         type: PatchType = PatchType.MERGE,
         subresource: str = "",
         dry_run: bool = False,
+        manager: str = FIELD_MANAGER,
     ) -> Json:
-        """Change some fields. A JSON patch is sent once only: its operations may not bear repetition."""
+        """Change some fields. A JSON patch is sent once only: its operations may not bear repetition.
+
+        With the `metadata.resourceVersion` that was read in it, raises `KubeConflict` if the object changed since.
+        """
         path = resource.path(namespace, name, subresource)
         repeatable = type is not PatchType.JSON
-        return self._json("PATCH", path, _writing(dry_run), patch, content_type=type, repeatable=repeatable)
+        query = _writing(dry_run) | {"fieldManager": manager}
+        return self._json("PATCH", path, query, patch, content_type=type, repeatable=repeatable)
 
     def apply(
         self,

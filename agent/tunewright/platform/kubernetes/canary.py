@@ -27,7 +27,12 @@ CANARY = "canary"
 LEAVING = 5.0
 """Seconds until every node has learned that a pod gets no more requests."""
 
+ROUTE = f"{GROUP}/http-route"
+"""Annotation of the canary's Deployment: the HTTPRoute that gives it its share. And its finalizer, so that nobody takes
+away what a route still sends requests to."""
+
 _SERVES = f"{GROUP}/serves"
+_BY_SERVICE, _BY_ROUTE = "true", "route"
 _CANDIDATE, _RETIRED, _CONTAINER = f"{GROUP}/candidate", f"{GROUP}/retired", f"{GROUP}/container"
 _BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e+]+)", re.MULTILINE)
 
@@ -66,7 +71,7 @@ class Canary:
 
     def pods(self) -> list[Json]:
         """Its pods, also while they end."""
-        found = self._kube.list(PODS, self._target.namespace, labels=_selector(self._labels())).items
+        found = self._kube.list(PODS, self._target.namespace, labels=_selector(self.own_labels())).items
         return sorted(found, key=pods.name_of)
 
     def view(self, found: Json | None, its_pods: Sequence[Json]) -> Extra | None:
@@ -84,8 +89,13 @@ class Canary:
             drained=bool(retired) and self._drained(parse_time(str(retired)), its_pods),
         )
 
-    def create(self, deployment: Json, template: PodTemplate, candidate: Candidate) -> None:
-        """Create it from the target's pod template. Raises `Refused` where it can't be placed."""
+    def create(
+        self, deployment: Json, template: PodTemplate, candidate: Candidate, *, route: str | None = None
+    ) -> None:
+        """Create it from the target's pod template; `route` is the HTTPRoute that is to give it its share.
+
+        Raises `Refused` where it can't be placed.
+        """
         rendered = template.render(candidate)
         spec = rendered["spec"]
         self._overrides.put_on(spec, template.index)
@@ -106,13 +116,16 @@ class Canary:
                 "revisionHistoryLimit": 0,
                 "strategy": {"type": "Recreate"},  # there is one GPU
                 "progressDeadlineSeconds": deployment["spec"].get("progressDeadlineSeconds", 600),
-                "selector": {"matchLabels": self._labels()},
+                "selector": {"matchLabels": self.own_labels()},
                 "template": {
-                    "metadata": {"labels": self._labels(), "annotations": copy.deepcopy(annotations)},
+                    "metadata": {"labels": self.own_labels(), "annotations": copy.deepcopy(annotations)},
                     "spec": spec,
                 },
             },
         }
+        if route is not None:
+            body["metadata"]["annotations"][ROUTE] = route
+            body["metadata"]["finalizers"] = [ROUTE]
         try:
             self._kube.create(DEPLOYMENTS, body, self._target.namespace)
         except AlreadyExists:
@@ -120,7 +133,23 @@ class Canary:
 
     def let_in(self, deployment: Json, its_pods: Sequence[Json]) -> str:
         """Give a pod that has completed a token the labels of production. Why none is in yet; empty when one is."""
-        wanted = self.production_labels(deployment)
+        pod, told = self.proven(its_pods)
+        if pod is not None and self._served(pod) != _BY_SERVICE:
+            self._label(pod, {**self.production_labels(deployment), _SERVES: _BY_SERVICE})
+        return told
+
+    def mark(self, deployment: Json, pod: Json) -> None:
+        """Let it be known that a route sends it requests, with the labels by which monitors know production."""
+        self._label(pod, {**self.routed_labels(deployment), _SERVES: _BY_ROUTE})
+
+    def unmark(self, its_pods: Sequence[Json]) -> None:
+        """A route sends it requests no more."""
+        for pod in its_pods:
+            if self.by_route(pod):
+                self._label(pod, {_SERVES: None})
+
+    def proven(self, its_pods: Sequence[Json]) -> tuple[Json | None, str]:
+        """A pod that has completed a token; or None, and why there is none."""
         told = "its pod is not there yet"
         for pod in its_pods:
             if pods.ending(pod):
@@ -131,11 +160,9 @@ class Canary:
                 continue
             unproven = self._prober.unproven(pod, template)
             if unproven is None:
-                if not self.serves(pod):
-                    self._label(pod, {**wanted, _SERVES: "true"})
-                return ""
+                return pod, ""
             told = unproven
-        return told
+        return None, told
 
     def retire(self, found: Json, deployment: Json, its_pods: Sequence[Json]) -> None:
         """No new requests for it from now on."""
@@ -149,13 +176,19 @@ class Canary:
         self._annotate(found, None)
 
     def delete(self, found: Json) -> None:
-        """Delete it, and its pod with it."""
+        """Delete it, and its pod with it. No route may name it any more."""
+        let_go(self._kube, found)
         self._kube.delete(DEPLOYMENTS, self.name, self._target.namespace, uid=found["metadata"]["uid"])
 
     @staticmethod
     def serves(pod: Json) -> bool:
         """Whether it is given requests."""
-        return _SERVES in (pod["metadata"].get("labels") or {})
+        return Canary._served(pod) is not None
+
+    @staticmethod
+    def by_route(pod: Json) -> bool:
+        """Whether it is given requests by a route alone."""
+        return Canary._served(pod) == _BY_ROUTE
 
     def production_labels(self, deployment: Json) -> dict[str, str]:
         """The target's labels without those that its own selector alone wants, which would count it in, and ours."""
@@ -165,14 +198,26 @@ class Canary:
         only_own = own - wanted
         return {key: text for key, text in labels.items() if key not in only_own} | self.labels
 
+    def routed_labels(self, deployment: Json) -> dict[str, str]:
+        """Those of them that no Service of the target's selects by."""
+        wanted = {key for service in self.services(deployment) for key in service["spec"]["selector"]}
+        return {
+            key: text for key, text in self.production_labels(deployment).items() if key not in wanted
+        } | self.labels
+
     def services(self, deployment: Json) -> list[Json]:
         """The Services that send requests to the target."""
         labels = deployment["spec"]["template"]["metadata"].get("labels") or {}
         found = self._kube.list(SERVICES, self._target.namespace).items
         return [each for each in found if (chosen := each["spec"].get("selector")) and chosen.items() <= labels.items()]
 
-    def _labels(self) -> dict[str, str]:
+    def own_labels(self) -> dict[str, str]:
+        """The labels by which its pods are found, and nobody else's."""
         return {**self._owner.metadata("", CANARY)["labels"], f"{GROUP}/target": joined(self._target.name)}
+
+    @staticmethod
+    def _served(pod: Json) -> str | None:
+        return (pod["metadata"].get("labels") or {}).get(_SERVES)
 
     def _hash(self, found: Json) -> str:
         text = (found["metadata"].get("annotations") or {}).get(_CANDIDATE) or "{}"
@@ -190,6 +235,16 @@ class Canary:
     def _annotate(self, found: Json, retired: str | None) -> None:
         patch = {"metadata": {"annotations": {_RETIRED: retired}}}
         self._kube.patch(DEPLOYMENTS, found["metadata"]["name"], patch, self._target.namespace)
+
+
+def let_go(kube: Kube, found: Json) -> bool:
+    """Take our finalizer off a canary's Deployment. Whether it was there."""
+    kept = found["metadata"].get("finalizers") or []
+    if ROUTE not in kept:
+        return False
+    patch = {"metadata": {"finalizers": [each for each in kept if each != ROUTE] or None}}
+    kube.patch(DEPLOYMENTS, found["metadata"]["name"], patch, found["metadata"]["namespace"])
+    return True
 
 
 def _selector(labels: dict[str, str]) -> str:

@@ -21,6 +21,12 @@ HOLD_SECONDS = 30
 
 _ONE_BY_ONE = {"maxSurge": 0, "maxUnavailable": 1}
 _DEFAULT_STRATEGY = {"maxSurge": "25%", "maxUnavailable": "25%"}
+_GITOPS = {
+    "argocd.argoproj.io/instance": "Argo CD",
+    "argocd.argoproj.io/tracking-id": "Argo CD",
+    "kustomize.toolkit.fluxcd.io/name": "Flux",
+    "helm.toolkit.fluxcd.io/name": "Flux",
+}
 _MANAGER = re.compile(r'conflict with "([^"]+)"')
 
 
@@ -134,6 +140,27 @@ def own_variables(deployment: Json, container: str) -> frozenset[str]:
             fields = fields.get(each) or {}
         found.update(json.loads(each[2:])["name"] for each in fields if each.startswith("k:"))
     return frozenset(found)
+
+
+def owned_elsewhere(found: Json) -> Iterator[str]:
+    """Who keeps an object as it is, and would set back what is changed of it."""
+    metadata = found["metadata"]
+    marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+    for key, tool in _GITOPS.items():
+        if key in marks:
+            yield f"{tool} ({key}: {marks[key]}) keeps it as its source says: promote by a change there (recommend)"
+    for each in metadata.get("ownerReferences") or []:
+        if each.get("controller"):
+            yield f"{each['kind']} {each['name']} owns it and would set it back: change that (mode recommend)"
+
+
+def last_writer(found: Json) -> str:
+    """Who last wrote a spec, and when, as far as the object itself says."""
+    entries = [e for e in found["metadata"].get("managedFields") or [] if "f:spec" in (e.get("fieldsV1") or {})]
+    if not entries:
+        return "by whom is not recorded"
+    last = max(entries, key=lambda entry: str(entry.get("time") or ""))
+    return f"last written by {last.get('manager')} at {last.get('time')}"
 
 
 def owners(conflict: KubeConflict) -> list[str]:

@@ -8,21 +8,24 @@ from tunewright.kube.errors import Forbidden, Invalid, KubeConflict
 from tunewright.kube.resources import AUTOSCALERS, DEPLOYMENTS, POD_DISRUPTION_BUDGETS
 from tunewright.platform.kubernetes.canary import Canary
 from tunewright.platform.kubernetes.capacity import gpu_shortage
-from tunewright.platform.kubernetes.fields import HOLD_SECONDS, Note, body, leaves_for, own_variables, owners
+from tunewright.platform.kubernetes.fields import (
+    HOLD_SECONDS,
+    Note,
+    body,
+    leaves_for,
+    own_variables,
+    owned_elsewhere,
+    owners,
+)
 from tunewright.platform.kubernetes.names import Owner
 from tunewright.platform.kubernetes.podtemplate import PodTemplate
+from tunewright.platform.kubernetes.routeshare import RouteShare
 from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides, own_pods, selects, tie_to_node, tied_node
 from tunewright.ports import Refused
 
 ROOM = 1.5
 """Probes and deadlines must leave room for this many times the cold start."""
 
-_GITOPS = {
-    "argocd.argoproj.io/instance": "Argo CD",
-    "argocd.argoproj.io/tracking-id": "Argo CD",
-    "kustomize.toolkit.fluxcd.io/name": "Flux",
-    "helm.toolkit.fluxcd.io/name": "Flux",
-}
 _HELM = "meta.helm.sh/release-name"
 
 
@@ -35,21 +38,23 @@ class Preflight:
         owner: Owner,
         target: DeploymentRef,
         canary: Canary,
+        share: RouteShare,
         overrides: Overrides,
         take_over: bool,
         cold_start: Callable[[Candidate], float | None],
     ) -> None:
-        self._kube, self._owner, self._target, self._canary = kube, owner, target, canary
+        self._kube, self._owner, self._target, self._canary, self._share = kube, owner, target, canary, share
         self._overrides, self._take_over, self._cold_start = overrides, take_over, cold_start
 
     def obstacles(self, deployment: Json, template: PodTemplate, candidate: Candidate) -> list[str]:
         """Why it can't be rolled out; empty when nothing is known against it."""
         found = [
-            *_owned_elsewhere(deployment),
+            *owned_elsewhere(deployment),
             *_shape(deployment),
             *self._other_rollout(deployment),
             *_probes(template, self._cold_start(candidate)),
             *self._budgets(deployment),
+            *self._share.obstacles(deployment),
         ]
         if not self._canary.services(deployment) and not self._canary.labels:
             found.append(
@@ -102,7 +107,7 @@ class Preflight:
             key for service in self._canary.services(deployment) for key in service["spec"]["selector"]
         }:
             found.append("the Service selects all that the Deployment selects, so an autoscaler counts the canary in")
-        return found
+        return [*found, *self._share.notes(deployment)]
 
     # --- each of them ---
 
@@ -177,17 +182,6 @@ class Preflight:
         tie_to_node(spec, tied_node(self._kube, self._target.namespace, spec, own_pods(self._kube, deployment)))
         wanted = PodTemplate({"spec": spec}, template.name).gpus()
         return gpu_shortage(self._kube, spec, *wanted) if wanted and wanted[1] else ""
-
-
-def _owned_elsewhere(deployment: Json) -> Iterator[str]:
-    metadata = deployment["metadata"]
-    marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
-    for key, tool in _GITOPS.items():
-        if key in marks:
-            yield f"{tool} ({key}: {marks[key]}) keeps it as its source says: promote by a change there (recommend)"
-    for each in metadata.get("ownerReferences") or []:
-        if each.get("controller"):
-            yield f"{each['kind']} {each['name']} owns it and would set it back: change that (mode recommend)"
 
 
 def _shape(deployment: Json) -> Iterator[str]:

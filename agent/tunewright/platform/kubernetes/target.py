@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import yaml
-
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.recipe import Recipe
 from tunewright.domain.state import Failure, FailureKind
@@ -18,6 +16,7 @@ from tunewright.platform.kubernetes.fields import (
     HOLD_SECONDS,
     Note,
     body,
+    last_writer,
     leaves_for,
     own_variables,
     owners,
@@ -27,10 +26,13 @@ from tunewright.platform.kubernetes.names import Owner
 from tunewright.platform.kubernetes.podtemplate import PodTemplate, SecretKey
 from tunewright.platform.kubernetes.preflight import Preflight
 from tunewright.platform.kubernetes.prober import Prober
+from tunewright.platform.kubernetes.recipes import recipe, recommendation
+from tunewright.platform.kubernetes.routeshare import RouteShare, Weighed
 from tunewright.platform.kubernetes.steps import Action, Do, Extra, View, decide, settled
 from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides, own_pods
 from tunewright.ports import Clock, Refused, Replica, TargetPlan, TargetStatus
 
+_LEAVING = (Do.RETIRE, Do.DELETE)
 _NO_REQUESTS = "gets no requests yet"
 """A canary that answers and has not been let in, or not any more: its own doing it is not."""
 
@@ -69,6 +71,7 @@ class _Seen:
     servers: Sequence[_Server]
     canary: Json | None
     canary_pods: Sequence[Json]
+    weighed: Weighed | None  # the route that gives the canary its share
 
 
 class DeploymentTarget:
@@ -89,6 +92,7 @@ class DeploymentTarget:
         hold_seconds: int = HOLD_SECONDS,
         cold_start: Callable[[Candidate], float | None] = lambda _: None,
         canary_labels: Mapping[str, str] | None = None,
+        http_route: str | None = None,
     ) -> None:
         """`overrides` are those of the spare, where the canary runs. Times in seconds; `cold_start` tells how long a
         candidate took to start in its first trial, which probes and deadlines must leave room for."""
@@ -97,7 +101,8 @@ class DeploymentTarget:
         self._prober, overrides = prober or Prober(), overrides or Overrides()
         self._canary = Canary(kube, owner, target, clock, self._prober, overrides, drain_timeout, canary_labels)
         self._asked: dict[str, float] = {}  # when this process first asked a pod in vain, by uid
-        self._preflight = Preflight(kube, owner, target, self._canary, overrides, take_over, cold_start)
+        self._share = RouteShare(kube, owner, target.namespace, self._canary, http_route, take_over)
+        self._preflight = Preflight(kube, owner, target, self._canary, self._share, overrides, take_over, cold_start)
 
     # --- the port ---
 
@@ -145,8 +150,11 @@ class DeploymentTarget:
         # The others scale it while we roll: what the plan wants of more replicas than there are, it wants of all.
         foreign, changed = "", True
         try:
-            acted = self._take(decide(self._view(seen, plan), plan), seen, plan)
-            changed = self._let_in(seen, plan) or acted
+            action = decide(self._view(seen, plan), plan)
+            changed = self._route_first(action, seen, plan)
+            if not changed:
+                acted = self._take(action, seen, plan)
+                changed = (action.do not in _LEAVING and self._let_in(seen, plan)) or acted
         except KubeConflict as conflict:
             if not conflict.causes:
                 raise
@@ -156,37 +164,12 @@ class DeploymentTarget:
     def recipe(self, candidate: Candidate) -> Recipe:
         """What the container would be given, and by which tool it was made."""
         deployment = self._target.read(self._kube)
-        template = self._target.template(deployment)
-        leaves = template.leaves(candidate)
-        metadata = deployment["metadata"]
-        labels = metadata.get("labels") or {}
-        # The chart names its Deployments RELEASE-MODEL-deployment-vllm and labels them so.
-        release, model = str(labels.get("helm-release-name") or ""), str(labels.get("model") or "")
-        stack = model if release and metadata["name"] == f"{release}-{model}-deployment-vllm" else ""
-        annotations = metadata.get("annotations") or {}
-        return Recipe(
-            command=tuple(leaves.get("command") or ()),
-            args=tuple(leaves.get("args") or ()),
-            environment={entry["name"]: entry["value"] for entry in template.render_env(candidate)},
-            namespace=self._target.namespace,
-            deployment=self._target.name,
-            container=template.name,
-            helm_release=str(annotations.get("meta.helm.sh/release-name") or release),
-            stack_model=stack,
-        )
+        return recipe(deployment, self._target.template(deployment), candidate)
 
     def recommend(self, candidate: Candidate) -> str:
         """What a person would change by hand to run `candidate`: the command, and a patch for kubectl or kustomize."""
-        template = self._target.template(self._target.read(self._kube))
-        leaves = template.leaves(candidate)
-        patch = {
-            "apiVersion": DEPLOYMENTS.api_version,
-            "kind": DEPLOYMENTS.kind,
-            "metadata": {"name": self._target.name, "namespace": self._target.namespace},
-            "spec": {"template": {"spec": {"containers": [leaves]}}},
-        }
-        text = yaml.safe_dump(patch, sort_keys=False, width=120, allow_unicode=True)
-        return f"{template.change(template.candidate, candidate)}\nPatch (kustomize, or `kubectl patch -p`):\n{text}"
+        deployment = self._target.read(self._kube)
+        return recommendation(deployment, self._target.template(deployment), candidate)
 
     def api_key(self) -> SecretKey | None:
         """Where the servers' API key lies, for the load test's pod to mount; None when they want none."""
@@ -198,14 +181,20 @@ class DeploymentTarget:
 
         One apply, after which Kubernetes goes on alone. What was done; None when there was nothing to do.
         """
-        seen = self._see()
+        try:
+            seen = self._see()
+        except Refused:
+            self._share.release(self._canary.find())  # the target may be gone, and its route still there
+            raise
+        routed = self._share.release(seen.canary)
         note = self._under_way(seen)
         if note is None:
-            return None
+            return routed
         foreign = self._foreign(seen, (seen.template.candidate.hash,))
         self._give_strategy_back(seen, note)
         self._write(note.ended(), self._as_is(seen, note) if foreign else note.leaves, paused=False, rolling=False)
-        return f"Deployment {self._target.name} goes back to {note.baseline}"
+        back = f"Deployment {self._target.name} goes back to {note.baseline}"
+        return f"{routed}; {back}" if routed else back
 
     def let_go(self) -> bool:
         """Leave it as somebody else has it: without our strategy, pause and canary. The canary stays where nothing else
@@ -224,7 +213,8 @@ class DeploymentTarget:
                 self._write(note.ended().without_strategy(), leaves, paused=False, rolling=False, force=False)
         others = any(not server.trouble for server in seen.servers if not server.canary)
         serving = any(not server.trouble for server in seen.servers if server.canary)
-        if seen.canary is not None and (others or not serving):
+        out = self._share.give_back(seen.weighed)
+        if seen.canary is not None and out and (others or not serving):
             self._canary.delete(seen.canary)
         return True
 
@@ -244,8 +234,8 @@ class DeploymentTarget:
         canary, canary_pods = self._canary.find(), self._canary.pods()
         servers = [self._server(pod, canary=False) for pod in own_pods(self._kube, deployment) if _counts(pod)]
         servers += [self._server(pod, canary=True) for pod in canary_pods if _counts(pod)]
-        template = self._target.template(deployment)
-        return _Seen(deployment, template, Note.read(deployment), servers, canary, canary_pods)
+        template, weighed = self._target.template(deployment), self._share.see(canary)
+        return _Seen(deployment, template, Note.read(deployment), servers, canary, canary_pods, weighed)
 
     def _server(self, pod: Json, *, canary: bool) -> _Server:
         try:
@@ -295,13 +285,13 @@ class DeploymentTarget:
         if now.hash not in known:
             return (
                 f"somebody else changed the arguments of Deployment {self._target.name} to {seen.template.show(now)} "
-                f"({_last_writer(seen.deployment)}); it is left as it is"
+                f"({last_writer(seen.deployment)}); it is left as it is"
             )
         note = self._under_way(seen)
         if note is not None and note.base != seen.template.base:
             return (
                 f"somebody else changed the pod template of Deployment {self._target.name} since the rollout began "
-                f"({_last_writer(seen.deployment)}); it is left as it is"
+                f"({last_writer(seen.deployment)}); it is left as it is"
             )
         return None
 
@@ -310,7 +300,8 @@ class DeploymentTarget:
     def _take(self, action: Action, seen: _Seen, plan: TargetPlan) -> bool:
         """Whether anything was done."""
         if action.do is Do.EXTRA and action.candidate is not None:
-            self._canary.create(seen.deployment, seen.template, action.candidate)
+            route = self._share.name if _by_weight(plan, None) else None
+            self._canary.create(seen.deployment, seen.template, action.candidate, route=route)
         elif action.do is Do.RETIRE and seen.canary is not None:
             self._canary.retire(seen.canary, seen.deployment, seen.canary_pods)
         elif action.do is Do.KEEP and seen.canary is not None:
@@ -325,6 +316,24 @@ class DeploymentTarget:
                 self._give_strategy_back(seen, note)
             self._write(note.ended() if restoring else note, leaves, paused=action.paused, rolling=not restoring)
         return action.do is not Do.WAIT
+
+    def _route_first(self, action: Action, seen: _Seen, plan: TargetPlan) -> bool:
+        """Whether the canary's route needs something before the step may be taken."""
+        if seen.weighed is None or seen.canary is None:
+            return False
+        alive = any(
+            s.canary and pods.is_ready(s.pod) and (self._canary.serves(s.pod) or s.trouble == _NO_REQUESTS)
+            for s in seen.servers
+        )
+        return self._share.before(
+            seen.weighed,
+            seen.canary,
+            seen.deployment,
+            seen.canary_pods,
+            by_weight=_by_weight(plan, seen.canary),
+            leaving=action.do in _LEAVING,
+            alive=alive,
+        )
 
     def _note(self, seen: _Seen, plan: TargetPlan) -> Note:
         note = seen.note
@@ -351,10 +360,13 @@ class DeploymentTarget:
         extra = self._extra(seen)
         if extra is None or extra.retiring or extra.ending:
             return False
-        if extra.candidate in (plan.baseline.hash, plan.candidate.hash):
+        if extra.candidate not in (plan.baseline.hash, plan.candidate.hash):
+            return False
+        if seen.weighed is not None and seen.canary is not None and _by_weight(plan, seen.canary):
+            self._share.let_in(seen.weighed, seen.canary, seen.deployment, seen.canary_pods, plan.canary_share)
+        else:
             self._canary.let_in(seen.deployment, seen.canary_pods)
-            return True
-        return False
+        return True
 
     def _ours(self, seen: _Seen) -> frozenset[str]:
         return own_variables(seen.deployment, seen.template.name)
@@ -364,6 +376,9 @@ class DeploymentTarget:
     def _status(self, seen: _Seen, plan: TargetPlan, conflict: str = "") -> TargetStatus:
         view = self._view(seen, plan)
         known = (plan.baseline.hash, plan.candidate.hash)
+        foreign = conflict or self._foreign(seen, known)
+        if not foreign and seen.weighed is not None:
+            foreign = self._share.foreign(seen.weighed, seen.canary_pods, by_weight=_by_weight(plan, seen.canary))
         action = decide(view, plan)
         details = [action.reason] if action.reason else []
         details += [
@@ -380,7 +395,7 @@ class DeploymentTarget:
             settled=settled(view, plan) and not conflict,
             detail="; ".join(details),
             failure=self._failure(seen, plan),
-            foreign=conflict or self._foreign(seen, known),
+            foreign=foreign,
         )
 
     def _failure(self, seen: _Seen, plan: TargetPlan) -> Failure | None:
@@ -427,9 +442,7 @@ def _counts(pod: Json) -> bool:
     return not pods.ending(pod) and pods.phase(pod) not in ("Succeeded", "Failed")
 
 
-def _last_writer(deployment: Json) -> str:
-    entries = [e for e in deployment["metadata"].get("managedFields") or [] if "f:spec" in (e.get("fieldsV1") or {})]
-    if not entries:
-        return "by whom is not recorded"
-    last = max(entries, key=lambda entry: str(entry.get("time") or ""))
-    return f"last written by {last.get('manager')} at {last.get('time')}"
+def _by_weight(plan: TargetPlan, canary: Json | None) -> bool:
+    """Whether a route may give the canary its share: while it is judged. For the roll it joins the Service."""
+    ending = canary is not None and bool(canary["metadata"].get("deletionTimestamp"))
+    return plan.canary and not plan.updated and not ending

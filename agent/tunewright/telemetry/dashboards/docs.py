@@ -41,12 +41,14 @@ scrape_configs:
 ```
 
 In a cluster the canary's pod carries the label `tunewright.dev/role: canary` beside production's own labels (these only
-while it gets requests), a trial's pod `tunewright.dev/role: trial` and none of production's; production's pods have no
-such label. So the scrape sets `role`.
+while it gets requests; while an HTTPRoute gives it its share, those by which a Service selects are missing, and
+`tunewright.dev/serves` is `route`), a trial's pod `tunewright.dev/role: trial` and none of production's; production's
+pods have no such label. So the scrape sets `role`.
 
 **With the Prometheus operator**, [`deploy/monitoring`](../deploy/monitoring) has a PodMonitor for the controller, with
-the alerts, and [`deploy/monitoring/vllm`](../deploy/monitoring/vllm) has two for vLLM: production with its canary, and
-the spare. Name the label and the port of your pods in it, and apply it only where nothing scrapes them yet; else put
+the alerts, and [`deploy/monitoring/vllm`](../deploy/monitoring/vllm) has three for vLLM: production with its canary,
+a canary that an HTTPRoute gives its share, and the spare. Name the label and the port of your pods in it, and apply it
+only where nothing scrapes them yet; else put
 these relabelings into what does. In the Helm chart it is `monitoring.enabled` and `monitoring.vllm.matchLabels`; with
 `clusterWide` they are for the pods of all namespaces. The operator sets `namespace` and `pod` by itself. It takes up
 only monitors that it is told to (`podMonitorSelector`): kube-prometheus-stack wants the label `release`, which
@@ -81,6 +83,14 @@ scrape_configs:
       - {source_labels: [__meta_kubernetes_pod_name], target_label: pod}
       - {target_label: role, replacement: stable}
       - {source_labels: [__meta_kubernetes_pod_label_tunewright_dev_role], regex: (canary), target_label: role}
+  - job_name: vllm-canary # only for promotion.canary.httpRoute
+    kubernetes_sd_configs: [{role: pod}]
+    relabel_configs:
+      - {source_labels: [__meta_kubernetes_pod_label_tunewright_dev_role], regex: (canary), target_label: role}
+      - {source_labels: [__meta_kubernetes_pod_label_tunewright_dev_serves], regex: route, action: keep}
+      - {source_labels: [__meta_kubernetes_pod_container_port_name], regex: http, action: keep}
+      - {source_labels: [__meta_kubernetes_namespace], target_label: namespace}
+      - {source_labels: [__meta_kubernetes_pod_name], target_label: pod}
   - job_name: vllm-spare
     kubernetes_sd_configs: [{role: pod}]
     relabel_configs:
