@@ -190,12 +190,8 @@ def test_a_tuning_deleted_in_the_canary_refuses_no_request(gateway_api: None, ku
     with Gateway(kube, namespace).running() as clients:
         until(lambda: target.apply(plan(canary=True)), settled)
         kube.delete(TUNINGS, owner.name, namespace)
-        wait_for(
-            lambda: kube.get(DEPLOYMENTS, "llm-canary", namespace)["metadata"].get("deletionTimestamp"),
-            "the garbage collector comes for the canary",
-        )
         seen = clients.sent["llm-canary"]
-        wait_for(lambda: clients.sent["llm-canary"] > seen + 10, "it serves on")
+        wait_for(lambda: clients.sent["llm-canary"] > seen + 100, "it serves on, and nobody takes it away")
         (done,) = release_abandoned(kube, namespace, set(), SystemClock())
         assert "HTTPRoute chat is without the canary again" in done
         assert kube.get(HTTP_ROUTES, "chat", namespace)["spec"] == before

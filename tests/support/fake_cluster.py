@@ -108,8 +108,6 @@ class FakeCluster:
         if dry_run:
             return copy.deepcopy(new)
         found.update(new)
-        if "deletionTimestamp" in found["metadata"] and resource is not PODS:
-            self._remove(resource.plural, namespace, name)  # once the last finalizer is gone
         return copy.deepcopy(self._touched(found))
 
     def replace(
@@ -384,10 +382,6 @@ class FakeCluster:
         return found
 
     def _remove(self, plural: str, namespace: str | None, name: str) -> None:
-        kept = self.objects[(plural, namespace, name)]["metadata"]
-        if kept.get("finalizers"):
-            kept.setdefault("deletionTimestamp", format_time(self.clock.now()))
-            return
         gone = self.objects.pop((plural, namespace, name))
         for key, found in list(self.objects.items()):
             if _owner(found) == gone["metadata"]["uid"]:

@@ -7,7 +7,7 @@ from tunewright.kube.client import Json, Kube
 from tunewright.kube.resources import DEPLOYMENTS, TUNING_LABEL
 from tunewright.platform.kubernetes.canary import ROUTE
 from tunewright.platform.kubernetes.fields import Note
-from tunewright.platform.kubernetes.names import Owner
+from tunewright.platform.kubernetes.names import Owner, owner_uids
 from tunewright.platform.kubernetes.routeshare import release
 from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.platform.kubernetes.workload import DeploymentRef
@@ -48,8 +48,7 @@ def release_abandoned(kube: Kube, namespace: str | None, live: Container[str], c
 def _canary_released(kube: Kube, found: Json, live: Container[str]) -> list[str]:
     """What was done of a canary in an HTTPRoute, if that is what `found` is and its Tuning is gone."""
     metadata = found["metadata"]
-    uids = [str(each.get("uid")) for each in metadata.get("ownerReferences") or []]
-    if ROUTE not in (metadata.get("finalizers") or []) or any(uid in live for uid in uids):
+    if ROUTE not in (metadata.get("annotations") or {}) or any(uid in live for uid in owner_uids(found)):
         return []
     tuning = f"{metadata['namespace']}/{(metadata.get('labels') or {}).get(TUNING_LABEL)}"
     for left in reversed(range(_TRIES)):

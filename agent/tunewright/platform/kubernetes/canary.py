@@ -15,7 +15,7 @@ from tunewright.kube.errors import AlreadyExists, NotFound
 from tunewright.kube.resources import DEPLOYMENTS, GROUP, PODS, SERVICES
 from tunewright.kube.times import format_time, parse_time
 from tunewright.platform.kubernetes import pods
-from tunewright.platform.kubernetes.names import Owner, joined
+from tunewright.platform.kubernetes.names import OWNER_ANNOTATION, Owner, joined
 from tunewright.platform.kubernetes.podtemplate import PodTemplate
 from tunewright.platform.kubernetes.prober import Prober
 from tunewright.platform.kubernetes.steps import Extra
@@ -28,8 +28,8 @@ LEAVING = 5.0
 """Seconds until every node has learned that a pod gets no more requests."""
 
 ROUTE = f"{GROUP}/http-route"
-"""Annotation of the canary's Deployment: the HTTPRoute that gives it its share. And its finalizer, so that nobody takes
-away what a route still sends requests to."""
+"""Annotation of the canary's Deployment: the HTTPRoute that gives it its share. Such a one has no owner reference: the
+garbage collector would take away what the route still sends requests to, where no controller runs."""
 
 _SERVES = f"{GROUP}/serves"
 _BY_SERVICE, _BY_ROUTE = "true", "route"
@@ -124,8 +124,8 @@ class Canary:
             },
         }
         if route is not None:
-            body["metadata"]["annotations"][ROUTE] = route
-            body["metadata"]["finalizers"] = [ROUTE]
+            body["metadata"]["annotations"] |= {ROUTE: route, OWNER_ANNOTATION: self._owner.uid}
+            del body["metadata"]["ownerReferences"]
         try:
             self._kube.create(DEPLOYMENTS, body, self._target.namespace)
         except AlreadyExists:
@@ -177,7 +177,6 @@ class Canary:
 
     def delete(self, found: Json) -> None:
         """Delete it, and its pod with it. No route may name it any more."""
-        let_go(self._kube, found)
         self._kube.delete(DEPLOYMENTS, self.name, self._target.namespace, uid=found["metadata"]["uid"])
 
     @staticmethod
@@ -235,16 +234,6 @@ class Canary:
     def _annotate(self, found: Json, retired: str | None) -> None:
         patch = {"metadata": {"annotations": {_RETIRED: retired}}}
         self._kube.patch(DEPLOYMENTS, found["metadata"]["name"], patch, self._target.namespace)
-
-
-def let_go(kube: Kube, found: Json) -> bool:
-    """Take our finalizer off a canary's Deployment. Whether it was there."""
-    kept = found["metadata"].get("finalizers") or []
-    if ROUTE not in kept:
-        return False
-    patch = {"metadata": {"finalizers": [each for each in kept if each != ROUTE] or None}}
-    kube.patch(DEPLOYMENTS, found["metadata"]["name"], patch, found["metadata"]["namespace"])
-    return True
 
 
 def _selector(labels: dict[str, str]) -> str:

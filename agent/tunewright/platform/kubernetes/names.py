@@ -14,6 +14,9 @@ TRIAL_ANNOTATION = f"{GROUP}/trial"
 
 PERSISTENT_VOLUME_CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 
+OWNER_ANNOTATION = f"{GROUP}/tuning-uid"
+"""On what must outlive its Tuning for a while, and so has no owner reference: the Tuning's uid."""
+
 _LONGEST = 63
 """A pod's name is its host name, and a Deployment's name becomes part of its pods' labels."""
 
@@ -38,7 +41,7 @@ class Owner:
 
     def owns(self, found: Json) -> bool:
         """Whether an object is this very tuning's, not one of an earlier tuning of the same name."""
-        return any(each.get("uid") == self.uid for each in found["metadata"].get("ownerReferences") or [])
+        return self.uid in owner_uids(found)
 
     def metadata(self, name: str, role: str, **annotations: str) -> Json:
         """The metadata of an object of ours."""
@@ -52,6 +55,14 @@ class Owner:
     def selector(self, role: str) -> str:
         """The label selector of this tuning's objects of one role."""
         return f"{TUNING_LABEL}={self.name},{ROLE_LABEL}={role}"
+
+
+def owner_uids(found: Json) -> set[str]:
+    """Of which Tunings an object is."""
+    metadata = found["metadata"]
+    uids = {each.get("uid") for each in metadata.get("ownerReferences") or []}
+    uids.add((metadata.get("annotations") or {}).get(OWNER_ANNOTATION))
+    return {str(uid) for uid in uids if uid}
 
 
 def joined(*parts: str) -> str:

@@ -12,10 +12,10 @@ from tunewright.kube.client import FIELD_MANAGER, Json, Kube
 from tunewright.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound
 from tunewright.kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, HTTP_ROUTES, SERVICES
 from tunewright.platform.kubernetes import httproute, pods
-from tunewright.platform.kubernetes.canary import ROUTE, Canary, let_go
+from tunewright.platform.kubernetes.canary import ROUTE, Canary
 from tunewright.platform.kubernetes.fields import owned_elsewhere
 from tunewright.platform.kubernetes.httproute import RECORD_ANNOTATION, Record
-from tunewright.platform.kubernetes.names import Owner
+from tunewright.platform.kubernetes.names import Owner, owner_uids
 from tunewright.ports import PortError, Refused
 
 _PORT_FIELDS = ("name", "protocol", "port", "targetPort", "appProtocol")
@@ -41,8 +41,19 @@ class RouteShare:
         self.name, self._take_over = name, take_over
 
     def see(self, found: Json | None) -> Weighed | None:
-        """The route that this canary's Deployment names; None for a canary without one."""
-        return _see(self._kube, found) if found is not None else None
+        """The route that this canary's Deployment names; None for a canary without one. Where somebody deleted that
+        Deployment: the route of the plan, if a canary of ours is still in it."""
+        if found is not None:
+            return _see(self._kube, found)
+        if self.name is None:
+            return None
+        try:
+            route = self._kube.get(HTTP_ROUTES, self.name, self._namespace)
+        except (NotFound, Forbidden):
+            return None  # pre-flight tells
+        record = Record.read(route)
+        left = record is not None and (record.uid, record.service) == (self._owner.uid, self._canary.name)
+        return Weighed(self.name, route, record) if left else None
 
     # --- steps ---
 
@@ -82,7 +93,7 @@ class RouteShare:
                 self._canary.unmark(its_pods)
             give_back(self._kube, weighed)
             return True
-        return ending and let_go(self._kube, found)
+        return False
 
     def give_back(self, weighed: Weighed | None) -> bool:
         """Take the canary out of the route. False where it can't be: it goes on getting requests."""
@@ -90,7 +101,10 @@ class RouteShare:
 
     def release(self, found: Json | None) -> str | None:
         """For a tuning that ends or was deleted half-way. What was done; None when there was nothing to do."""
-        return release(self._kube, found) if found is not None else None
+        if found is not None:
+            return release(self._kube, found)
+        left = self.see(None)
+        return _taken_out(left) if left is not None and give_back(self._kube, left) else None
 
     def _joins(self, deployment: Json, its_pods: Sequence[Json]) -> bool:
         """Let it into the target's Service before its weight is taken away. Whether that is still to be waited for."""
@@ -240,8 +254,8 @@ def _see(kube: Kube, found: Json) -> Weighed | None:
         route = kube.get(HTTP_ROUTES, name, metadata["namespace"])
     except NotFound:
         return Weighed(name, None, None)
-    record, owners = Record.read(route), {each.get("uid") for each in metadata.get("ownerReferences") or []}
-    ours = record is not None and record.uid in owners and record.service == metadata["name"]
+    record = Record.read(route)
+    ours = record is not None and record.uid in owner_uids(found) and record.service == metadata["name"]
     return Weighed(name, route, record if ours else None)
 
 
@@ -257,13 +271,17 @@ def give_back(kube: Kube, weighed: Weighed) -> bool:
 
 
 def release(kube: Kube, found: Json) -> str | None:
-    """Take a canary that nobody looks after any more out of its route, and let it go. What was done; None: nothing."""
-    weighed = _see(kube, found)
-    if weighed is None or ROUTE not in (found["metadata"].get("finalizers") or []):
+    """Take a canary that nobody looks after any more out of its route, and delete it. What was done; None: nothing."""
+    weighed, metadata = _see(kube, found), found["metadata"]
+    if weighed is None:
         return None
     if not give_back(kube, weighed):
-        return f"HTTPRoute {weighed.name} still sends requests to {found['metadata']['name']}, which stays for that"
-    let_go(kube, found)
+        return f"HTTPRoute {weighed.name} still sends requests to {metadata['name']}, which stays for that"
+    kube.delete(DEPLOYMENTS, metadata["name"], metadata["namespace"], uid=metadata["uid"])
+    return _taken_out(weighed)
+
+
+def _taken_out(weighed: Weighed) -> str:
     return f"HTTPRoute {weighed.name} is without the canary again"
 
 

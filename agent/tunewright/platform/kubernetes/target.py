@@ -319,8 +319,10 @@ class DeploymentTarget:
 
     def _route_first(self, action: Action, seen: _Seen, plan: TargetPlan) -> bool:
         """Whether the canary's route needs something before the step may be taken."""
-        if seen.weighed is None or seen.canary is None:
+        if seen.weighed is None:
             return False
+        if seen.canary is None:  # somebody deleted it under the route
+            return self._share.give_back(seen.weighed)
         alive = any(
             s.canary and pods.is_ready(s.pod) and (self._canary.serves(s.pod) or s.trouble == _NO_REQUESTS)
             for s in seen.servers
