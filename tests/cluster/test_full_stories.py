@@ -97,9 +97,10 @@ def test_somebody_who_writes_all_the_time_holds_nothing_up(installed: Kube, prom
 def test_the_namespace_can_be_deleted_in_the_middle(installed: Kube, prometheus: str) -> None:
     """Nothing of ours keeps it: no finalizer, nothing made again. The last test: the controller goes with it."""
     kube, name = installed, "last"
-    production(kube, name, vllm())
-    kubectl("apply", "-f", "-", stdin=tuning(name, prometheus, mode="auto", trials=2))
-    follow(kube, name, reached("Searching"), LONG)
+    address = production(kube, name, vllm())
+    with Traffic(address, clients=1).running():
+        kubectl("apply", "-f", "-", stdin=tuning(name, prometheus, mode="auto", trials=2))
+        follow(kube, name, reached("Searching"), LONG)
     kube.delete(NAMESPACES, NAMESPACE)
     wait_for(lambda: NAMESPACE not in {n["metadata"]["name"] for n in kube.list(NAMESPACES).items}, "it is gone", 240)
 

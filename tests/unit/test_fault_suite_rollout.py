@@ -455,6 +455,18 @@ def test_capacity_is_checked_before_anything_moves() -> None:
     assert not given.touched
 
 
+def test_what_passes_by_itself_costs_no_winner() -> None:
+    """A pod that restarts, or somebody else's roll, is over in a minute: hours of measuring must not end for that."""
+    given = Given().waits_for_approval()
+    given.world.problems = ("another rollout is in progress",)
+    given.decide("approve")
+    given.world.run(until=lambda r: "Held before anything moves: another rollout is in progress." in r.sentence)
+    assert given.record.phase is Phase.AWAITING_APPROVAL
+    assert not given.touched
+    given.world.problems = ()
+    assert given.end().phase is Phase.PROMOTED
+
+
 @pytest.mark.parametrize("phase", [Phase.BASELINING, Phase.SEARCHING, Phase.CONFIRMING])
 def test_what_an_abort_ends_half_way_is_gone_from_the_spare(phase: Phase) -> None:
     """ado#1336: what was given up was never removed, and the GPU stayed held."""

@@ -48,15 +48,12 @@ def awaiting_approval(record: TuningRecord, context: Context) -> Step:
             sentence = "Nobody approved in time: the approval expired. Production stays as it is."
             return Step(enter(record, Phase.REJECTED, sentence, now), None)
         return Step(record, min(REST, promotion.approval_expiry - age(record, now) + 1.0))
-    obstacles = context.target.preflight(record.winner)
-    if obstacles:
-        sentence = f"Can't be rolled out, and nothing was touched: {'; '.join(obstacles)}"
-        return Step(enter(record, Phase.FAILED, sentence, now), None)
     status = context.target.observe()
     stale = other_version(status, record.winner, context.store.trials(record.name))
     if stale:
         return Step(enter(record, Phase.FAILED, f"Can't be rolled out, and nothing was touched: {stale}", now), None)
-    doubts = _doubts(record, status, context)
+    # Pods restart, and somebody may be rolling something out: what holds it may pass, or be put right in time.
+    doubts = [*context.target.preflight(record.winner), *_doubts(record, status, context)]
     if doubts:
         since = approval.at if approval else record.approval_since or record.phase_since
         if now - since > promotion.canary.traffic_timeout:
