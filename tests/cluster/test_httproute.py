@@ -27,7 +27,7 @@ ANY: Json = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 REF: Json = {
     "type": "object",
     "properties": {
-        "group": {"type": "string", "default": ""},
+        "group": {"type": "string"},
         "kind": {"type": "string", "default": "Service"},
         "name": {"type": "string"},
         "port": {"type": "integer", "format": "int32"},
@@ -111,7 +111,9 @@ class Gateway(Traffic):
     def address(self) -> str:
         refs = self._kube.get(HTTP_ROUTES, "chat", self._namespace)["spec"]["rules"][0]["backendRefs"]
         (name,) = random.choices([ref["name"] for ref in refs], [ref["weight"] for ref in refs])
-        slices = self._kube.list(ENDPOINT_SLICES, self._namespace, labels=f"kubernetes.io/service-name={name}").items
+        served = self._kube.served(*ENDPOINT_SLICES)
+        assert served is not None
+        slices = self._kube.list(served, self._namespace, labels=f"kubernetes.io/service-name={name}").items
         ready = [e for each in slices for e in each.get("endpoints") or [] if e["conditions"]["ready"]]
         if not ready:
             raise ValueError(f"503: {name} has no endpoint")

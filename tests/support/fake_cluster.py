@@ -262,13 +262,13 @@ class FakeCluster:
             {"conditions": {"ready": _ready(pod)}, "targetRef": {"kind": "Pod", "name": pod["metadata"]["name"]}}
             for pod in found
         ]
-        known = self.objects.get((ENDPOINT_SLICES.plural, metadata["namespace"], metadata["name"]))
+        known = self.objects.get((ENDPOINT_SLICES[0].plural, metadata["namespace"], metadata["name"]))
         if known is not None:
             known["endpoints"] = endpoints
             return
         labels = {"kubernetes.io/service-name": metadata["name"]}
         about = {"name": metadata["name"], "labels": labels, "ownerReferences": [_reference(service)]}
-        self.put(ENDPOINT_SLICES, {"metadata": about, "endpoints": endpoints}, metadata["namespace"])
+        self.put(ENDPOINT_SLICES[0], {"metadata": about, "endpoints": endpoints}, metadata["namespace"])
 
     def _sets(self, deployment: Json) -> list[Json]:
         return [

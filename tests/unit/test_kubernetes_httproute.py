@@ -104,7 +104,7 @@ def deployment(cluster: FakeCluster) -> Json | None:
 
 
 def endpoints(cluster: FakeCluster, name: str) -> set[str]:
-    found = cluster.objects.get((ENDPOINT_SLICES.plural, NAMESPACE, name)) or {"endpoints": []}
+    found = cluster.objects.get((ENDPOINT_SLICES[0].plural, NAMESPACE, name)) or {"endpoints": []}
     return {each["targetRef"]["name"] for each in found["endpoints"] if each["conditions"]["ready"]}
 
 

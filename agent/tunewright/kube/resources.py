@@ -48,7 +48,6 @@ SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 EVENTS = Resource("", "v1", "events", "Event")
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
-ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 HTTP_ROUTES = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
@@ -58,6 +57,12 @@ SUBJECT_ACCESS_REVIEWS = Resource(
 )
 TUNINGS = Resource(GROUP, VERSION, "tunings", "Tuning")
 TRIALS = Resource(GROUP, VERSION, "trials", "Trial")
+
+ENDPOINT_SLICES = (
+    Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),
+    Resource("discovery.k8s.io", "v1beta1", "endpointslices", "EndpointSlice"),
+)
+"""Newest first: `discovery.k8s.io/v1` came with 1.21, `v1beta1` went with 1.25."""
 
 POD_DISRUPTION_BUDGETS = (
     Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),

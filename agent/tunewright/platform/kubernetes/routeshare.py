@@ -147,13 +147,17 @@ class RouteShare:
 
     def _routed(self, pod: Json) -> bool:
         """Whether gateways can know where the canary is: a weight without an endpoint would be refused requests."""
-        chosen = f"kubernetes.io/service-name={self._canary.name}"
         return any(
             (endpoint.get("targetRef") or {}).get("name") == pods.name_of(pod)
             and (endpoint.get("conditions") or {}).get("ready") is not False
-            for each in self._kube.list(ENDPOINT_SLICES, self._namespace, labels=chosen).items
+            for each in self._slices()
             for endpoint in each.get("endpoints") or []
         )
+
+    def _slices(self) -> Sequence[Json]:
+        served = self._kube.served(*ENDPOINT_SLICES) or ENDPOINT_SLICES[0]
+        chosen = f"kubernetes.io/service-name={self._canary.name}"
+        return self._kube.list(served, self._namespace, labels=chosen).items
 
     # --- telling ---
 
@@ -210,7 +214,7 @@ class RouteShare:
         name = route["metadata"]["name"]
         _, service = self._place(Weighed(name, route, None), deployment)
         record = Record.of(self._owner, route, service["metadata"]["name"], self._canary.name, 0.5)
-        self._kube.list(ENDPOINT_SLICES, self._namespace, labels=f"kubernetes.io/service-name={self._canary.name}")
+        self._slices()  # whether they may be read
         try:
             self._kube.create(SERVICES, self._service(service), self._namespace, dry_run=True)
             answer = _write(self._kube, route, record.after, record.text(), dry_run=True)
