@@ -21,7 +21,7 @@ from tunewright.platform.kubernetes import httproute
 from tunewright.platform.kubernetes.abandoned import release_abandoned
 from tunewright.ports import TargetPlan, TargetStatus
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 ANY: Json = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 REF: Json = {
@@ -132,6 +132,7 @@ def names(kube: Kube, resource: object, namespace: str) -> list[str]:
     return [each["metadata"]["name"] for each in kube.list(resource, namespace).items]  # type: ignore[arg-type]
 
 
+@pytest.mark.cluster
 def test_the_way_there_and_back_with_the_shipped_rights(
     gateway_api: None, kubeconfig: Path, admin: Kube, namespace: str, token: Callable[..., str]
 ) -> None:
@@ -182,6 +183,7 @@ def test_the_way_there_and_back_with_the_shipped_rights(
     assert idle == []
 
 
+@pytest.mark.cluster_full
 def test_a_tuning_deleted_in_the_canary_refuses_no_request(gateway_api: None, kube: Kube, namespace: str) -> None:
     """No controller is there for a while; the next one gives the route back, and only then the canary goes."""
     production(kube, namespace, deployment(2))
