@@ -10,8 +10,9 @@ import pytest
 from loadtest_server import Behaviour, stream_server
 
 from tunewright.checks import check_trace
+from tunewright.domain.load import Load
 from tunewright.domain.traffic import Trace
-from tunewright.domain.tuning import Load, Tuning
+from tunewright.domain.tuning import Tuning
 from tunewright.domain.workload import Lengths, Workload
 from tunewright.loadtest.client import Client
 from tunewright.loadtest.job import LoadFailure, LoadJob

@@ -13,11 +13,12 @@ from tunings import tuning
 from world import BASELINE, BEST, Killed, World
 
 from tunewright.controller.reconcile import reconcile
+from tunewright.domain.load import Load
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source
 from tunewright.domain.state import TrialPurpose, TuningRecord
 from tunewright.domain.step import update
-from tunewright.domain.tuning import Load, Spare, Target, Tuning
+from tunewright.domain.tuning import Spare, Target, Tuning
 from tunewright.domain.workload import given_profile, workload_for
 from tunewright.exits import Exit
 from tunewright.local import LocalTuning, stop_servers

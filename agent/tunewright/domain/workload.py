@@ -4,10 +4,10 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from tunewright.domain.load import Load, LoadMode
 from tunewright.domain.model import Model
 from tunewright.domain.profile import Histogram, Source, TrafficProfile
 from tunewright.domain.traffic import Sessions, Trace
-from tunewright.domain.tuning import Load, LoadMode
 
 
 class Lengths(Model):

@@ -6,9 +6,10 @@ from dataclasses import replace
 from itertools import product
 
 from tunewright.domain.candidate import Candidate, content_hash
+from tunewright.domain.load import Load
 from tunewright.domain.profile import TrafficProfile
 from tunewright.domain.state import Earlier, SearchInputs, TrialOutcome, TrialRecord
-from tunewright.domain.tuning import Load, Search
+from tunewright.domain.tuning import Search
 from tunewright.knobs.catalogue import is_lossy
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.validity import problems
