@@ -53,7 +53,8 @@ def fields(schema, block, path=()):
     for name, field in block["properties"].items():
         choices = [choice for choice in field.get("anyOf", [field]) if choice.get("type") != "null"]
         kind = {**field, **choices[0]}
-        target = schema["$defs"][kind["$ref"].rsplit("/", 1)[1]] if "$ref" in kind else {}
+        named = kind if "$ref" in kind else kind.get("items", {})
+        target = schema["$defs"][named["$ref"].rsplit("/", 1)[1]] if "$ref" in named else {}
         yield (*path, name), {**target, **kind}
         if "properties" in target:
             yield from fields(schema, target, (*path, name))

@@ -11,6 +11,7 @@ from tunewright.domain.measurement import LatencyName, PercentileName
 from tunewright.domain.model import Model
 from tunewright.domain.promotion import Promotion, PromotionMode, Quality
 from tunewright.domain.units import Duration, Percentage, check_url, format_duration
+from tunewright.domain.workload import given_lengths
 
 LATENCIES: tuple[LatencyName, ...] = ("ttft", "tpot", "itl", "e2e")
 PERCENTILES: tuple[PercentileName, ...] = ("p50", "p90", "p95", "p99")
@@ -359,9 +360,9 @@ class TuningSpec(Model):
             )
         if self.load.mode is LoadMode.HIGHEST_RATE and not self.slo.bounds():
             raise ValueError("load.mode highestRate needs a latency in slo: without one every rate is good")
-        if self.target.deployment is not None and self.load.trace is not None:
+        if self.target.deployment is not None and (file := self.load.file_field):
             raise ValueError(
-                "load.trace is a file on this machine, which the pods of load tests in a cluster don't have"
+                f"load.{file} is a file on this machine, which the pods of load tests in a cluster don't have"
             )
         if self.target.urls and not self.spare.command:
             raise ValueError("target.urls needs spare.command: there is no command of production's to take")
@@ -395,10 +396,10 @@ class TuningSpec(Model):
                 "target.replicas is 0: there is no production to promote to, so promotion.mode must be recommend"
             )
         load = self.load
-        if load.mode is not LoadMode.CLOSED_LOOP or load.prompt_tokens is None or load.output_tokens is None:
+        if load.mode is not LoadMode.CLOSED_LOOP or None in given_lengths(load):
             raise ValueError(
-                "target.replicas is 0: there is no traffic to learn from, so load must give it: "
-                "mode closedLoop with concurrency, promptTokens and outputTokens"
+                "target.replicas is 0: there is no traffic to learn from, so load must give it: mode closedLoop with "
+                "concurrency, promptTokens and outputTokens (or lengths by prompt and output, or by pairs)"
             )
         if self.metrics.prometheus is not None or self.retune.mode == "onDrift":
             raise ValueError(
