@@ -22,7 +22,7 @@ from tunewright.platform.process.command import Command
 from tunewright.platform.process.separate import shared_gpus, spare_environment
 from tunewright.platform.process.spare import ProcessSpare
 from tunewright.ports import Clock, PortError, Refused
-from tunewright.promptsfile import read_prompts
+from tunewright.promptsfile import LOAD, QUALITY, Bounds, read_prompts
 from tunewright.propose.space import build_space, check_search
 
 VERSION_TIMEOUT = 120.0
@@ -48,10 +48,10 @@ def run_checks(tuning: Tuning, state: Path, clock: Clock) -> list[Finding]:
     spec = tuning.spec
     checks: list[tuple[str, Callable[[], str]]] = [("state", partial(_state, state))]
     checks.append(("search", partial(_search, tuning)))
-    if spec.load.trace is not None:
-        checks.append(("trace", partial(check_trace, tuning)))
+    if spec.load.file_field is not None:
+        checks.append((spec.load.file_field, partial(check_load_file, tuning)))
     if spec.quality.prompts_file is not None:
-        checks.append(("quality prompts", partial(_prompts, Path(spec.quality.prompts_file))))
+        checks.append(("quality prompts", partial(_prompts, spec.quality.prompts_file, "quality.promptsFile", QUALITY)))
     for name, words in _commands(tuning):
         environment = {**spec.target.environment, **(spec.spare.environment if name == "spare" else {})}
         checks.append((f"{name} command", partial(_command, words, environment)))
@@ -97,9 +97,12 @@ def _search(tuning: Tuning) -> str:
     return f"{len(space.axes)} knobs: {', '.join(axis.name for axis in space.axes)}"
 
 
-def check_trace(tuning: Tuning) -> str:
-    """Read the trace that the load tests are to replay, if any. Raises `Refused` with the lines that are wrong."""
-    trace = tuning.spec.load.trace
+def check_load_file(tuning: Tuning) -> str:
+    """Read the trace or the prompts that the load tests are to read. Raises `Refused` with the lines that are wrong."""
+    load = tuning.spec.load
+    if load.prompts_file is not None:
+        return _prompts(load.prompts_file, "load.promptsFile", LOAD)
+    trace = load.trace or (load.lengths.trace if load.lengths is not None else None)
     if trace is None:
         return "none"
     try:
@@ -109,8 +112,8 @@ def check_trace(tuning: Tuning) -> str:
     return f"{len(recording.arrivals)} requests over {format_duration(round(recording.period))}"
 
 
-def _prompts(path: Path) -> str:
-    found = read_prompts(path)
+def _prompts(file: str, field: str, bounds: Bounds) -> str:
+    found = read_prompts(Path(file), field, bounds)
     judged = sum(prompt.answer is not None for prompt in found)
     return f"{len(found)} prompts, {judged} of them with the right answer"
 

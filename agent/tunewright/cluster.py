@@ -35,7 +35,7 @@ from tunewright.platform.kubernetes.spare import KubernetesSpare
 from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides
 from tunewright.ports import Clock, Key, Refused
-from tunewright.promptsfile import parse_prompts
+from tunewright.promptsfile import QUALITY, parse_prompts
 from tunewright.propose.proposer import OptunaProposer
 from tunewright.store.kubernetes_pass import Pass
 from tunewright.store.kubernetes_seen import SeenTunings
@@ -346,7 +346,7 @@ def config_map_prompts(kube: Kube, namespace: str, name: str | None) -> Sequence
     text = (found.get("data") or {}).get(PROMPTS_KEY)
     if text is None:
         raise Refused(f"quality.promptsConfigMap: ConfigMap {name} has no key {PROMPTS_KEY}")
-    return parse_prompts(text, where)
+    return parse_prompts(text, where, QUALITY)
 
 
 def first_start(trials: Sequence[TrialRecord], candidate: Candidate) -> float | None:

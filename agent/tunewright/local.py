@@ -34,7 +34,7 @@ from tunewright.platform.process.separate import shared_gpus, simulated, spare_e
 from tunewright.platform.process.spare import ProcessSpare
 from tunewright.platform.process.target import ProcessTarget
 from tunewright.ports import Clock, LoadPhase, MetricsSource, PortError, Refused, Spare, Stop
-from tunewright.promptsfile import read_prompts
+from tunewright.promptsfile import QUALITY, read_prompts
 from tunewright.propose.proposer import OptunaProposer
 from tunewright.store.lock import agent_lock
 from tunewright.store.one import OneStore
@@ -223,7 +223,7 @@ class LocalTuning:
 
     def _prompts(self) -> Sequence[QualityPrompt]:
         file = self.tuning.spec.quality.prompts_file
-        return read_prompts(Path(file)) if file else ()
+        return read_prompts(Path(file), "quality.promptsFile", QUALITY) if file else ()
 
     def _make_target(self) -> ProcessTarget | AdoptedTarget | OfflineTarget:
         spec = self.tuning.spec

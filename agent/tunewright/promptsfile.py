@@ -1,34 +1,45 @@
-"""Read the prompts of the quality gate: JSONL, one prompt a line, perhaps with the right answer."""
+"""Read prompts, of the quality gate or to load with: JSONL, one prompt a line, perhaps with the right answer."""
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from tunewright.bounded import read_bounded
 from tunewright.domain.answers import MAX_PROMPTS, QualityPrompt
 from tunewright.ports import Refused
 
-MAX_BYTES = 512 * 1024
+
+class Bounds(NamedTuple):
+    """What a file of prompts may hold."""
+
+    size: int
+    """In bytes."""
+    prompts: int
+
+
+QUALITY = Bounds(512 << 10, MAX_PROMPTS)
 """A load test's request in a cluster is a ConfigMap, and that holds 1 MiB."""
+LOAD = Bounds(64 << 20, 200_000)
 
 
-def read_prompts(path: Path) -> tuple[QualityPrompt, ...]:
-    """The prompts in a file. Raises `Refused` with the line and what is wrong with it."""
+def read_prompts(path: Path, field: str, bounds: Bounds) -> tuple[QualityPrompt, ...]:
+    """The prompts in a file that `field` names. Raises `Refused` with the line and what is wrong with it."""
+    where = f"{field}: {path}"
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-        text = raw.decode()
+        text = read_bounded(path, bounds.size).decode()
     except OSError as error:
-        raise Refused(f"quality.promptsFile: {path} can't be read: {error.strerror or error}") from error
+        raise Refused(f"{where} can't be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise Refused(f"quality.promptsFile: {path} is not UTF-8: {error}") from error
-    return parse_prompts(text, f"quality.promptsFile: {path}")
+        raise Refused(f"{where} is not UTF-8: {error}") from error
+    return parse_prompts(text, where, bounds)
 
 
-def parse_prompts(text: str, where: str) -> tuple[QualityPrompt, ...]:
+def parse_prompts(text: str, where: str, bounds: Bounds) -> tuple[QualityPrompt, ...]:
     """The prompts in a text; `where` names it in messages. Raises `Refused`; never quotes what was read."""
-    if len(text.encode()) > MAX_BYTES:
-        raise Refused(f"{where} is larger than {MAX_BYTES // 1024} KiB: fewer prompts say as much")
+    if len(text.encode()) > bounds.size:
+        raise Refused(f"{where} is larger than {bounds.size >> 10} KiB: fewer prompts say as much")
     found: list[QualityPrompt] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -41,8 +52,8 @@ def parse_prompts(text: str, where: str) -> tuple[QualityPrompt, ...]:
         found.append(prompt)
     if not found:
         raise Refused(f'{where} holds no prompt; a line is {{"prompt": "…", "answer": "…"}}')
-    if len(found) > MAX_PROMPTS:
-        raise Refused(f"{where} holds {len(found)} prompts; at most {MAX_PROMPTS} are taken")
+    if len(found) > bounds.prompts:
+        raise Refused(f"{where} holds {len(found)} prompts; at most {bounds.prompts} are taken")
     return tuple(found)
 
 

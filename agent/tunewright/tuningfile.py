@@ -157,7 +157,7 @@ def _fields(model: type[BaseModel] | None) -> dict[str, tuple[type[BaseModel] | 
 
 def _model_at(model: type[BaseModel], loc: tuple[str | int, ...]) -> type[BaseModel] | None:
     found: type[BaseModel] | None = model
-    for part in loc:
+    for part in (part for part in loc if isinstance(part, str)):  # one of a list is as the field says
         found = _fields(found).get(str(part), (None, ""))[0]
     return found
 

@@ -53,7 +53,8 @@ def fields(schema, block, path=()):
     for name, field in block["properties"].items():
         choices = [choice for choice in field.get("anyOf", [field]) if choice.get("type") != "null"]
         kind = {**field, **choices[0]}
-        target = schema["$defs"][kind["$ref"].rsplit("/", 1)[1]] if "$ref" in kind else {}
+        named = kind if "$ref" in kind else kind.get("items", {})
+        target = schema["$defs"][named["$ref"].rsplit("/", 1)[1]] if "$ref" in named else {}
         yield (*path, name), {**target, **kind}
         if "properties" in target:
             yield from fields(schema, target, (*path, name))
@@ -79,7 +80,14 @@ def test_defaults_of_the_schema_are_those_of_the_models_as_a_file_has_them():
         "spec": {"target": {"command": ["{port}"]}, "objective": {"maximize": "goodput"}},
     }
     sessions = {"concurrency": 1, "firstPrompt": 1, "perTurn": 1, "output": 1}
-    loads = ({}, {"mode": "sessions", "sessions": sessions}, {"mode": "trace", "trace": {"file": "a"}})
+    normal, pair = {"mean": 1, "standardDeviation": 1, "most": 1}, {"promptTokens": 1, "outputTokens": 1}
+    ways = ({"prompt": normal, "output": normal}, {"pairs": [pair]}, {"trace": {"file": "a"}})
+    loads = (
+        {},
+        {"mode": "sessions", "sessions": sessions},
+        {"mode": "trace", "trace": {"file": "a"}},
+        *({"lengths": way} for way in ways),
+    )
     filled = [
         Tuning.model_validate(minimal | {"spec": minimal["spec"] | {"load": load}}).model_dump(
             mode="json", by_alias=True
@@ -89,7 +97,8 @@ def test_defaults_of_the_schema_are_those_of_the_models_as_a_file_has_them():
 
     def value(document, path):
         for part in path[:-1]:
-            document = document[part] or {}
+            document = document.get(part) or {}
+            document = document[0] if isinstance(document, list) else document
         return document.get(path[-1], KeyError)
 
     checked = 0

@@ -1,8 +1,8 @@
 import pytest
 from telemetry_samples import profile
 
+from tunewright.domain.load import Load
 from tunewright.domain.profile import Histogram
-from tunewright.domain.tuning import Load
 from tunewright.domain.workload import Lengths, Workload, workload_for
 
 

@@ -3,7 +3,7 @@
 import pytest
 from loadtest_server import Behaviour, stream_server
 
-from tunewright.domain.traffic import Sessions, Trace
+from tunewright.domain.traffic import Ramp, Sessions, Trace
 from tunewright.domain.workload import Lengths, Workload
 from tunewright.loadtest import gathering, session
 from tunewright.loadtest.counters import Observer
@@ -15,7 +15,7 @@ LENGTHS = {"prompt_tokens": Lengths(fixed=16), "output_tokens": Lengths(fixed=4)
 
 def job(url: str = "http://x", **loop) -> LoadJob:
     workload = Workload(**(loop or {"concurrency": 5}), **LENGTHS)
-    return LoadJob(url=url, workload=workload, duration=1.0, max_warmup=0.4, seed=3)
+    return LoadJob(url=url, workload=workload, duration=1.0, max_warmup=9.0 if workload.ramp else 0.4, seed=3)
 
 
 @pytest.fixture
@@ -31,6 +31,10 @@ def test_the_shares_come_to_what_was_asked():
     rates = [gathering.share(job(rate=3.0, burstiness=2.0), index, 3).workload for index in range(3)]
     assert sum(part.rate or 0 for part in rates) == pytest.approx(3.0)
     assert {part.burstiness for part in rates} == {2.0}
+    ramp = Ramp(start_rate=1.5, duration="3s")
+    asked = job(rate=3.0, ramp=ramp)
+    ramps = [gathering.share(asked, index, 3).workload.ramp for index in range(3)]
+    assert [(part.start_rate, part.duration) for part in ramps if part] == [(0.5, 3.0)] * 3
     shape = Sessions(concurrency=3, first_prompt=9, per_turn=2, output=2)
     asked = LoadJob(
         url="http://x", workload=Workload.of_sessions(shape), endpoint="chat", duration=1, max_warmup=1, seed=1

@@ -7,9 +7,10 @@ import pytest
 from loadtest_server import Behaviour, stream_server
 
 from tunewright.controller.deadlines import deadline
+from tunewright.domain.load import Load
 from tunewright.domain.measurement import Estimate, GeneratorHealth, Latency, Measurement
 from tunewright.domain.profile import Source
-from tunewright.domain.tuning import Load, Slo
+from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import MOST_RUNS, Lengths, Workload, time_limit
 from tunewright.loadtest import statistics
 from tunewright.loadtest.highest import RATIO, Verdict, highest_rate, judge_level

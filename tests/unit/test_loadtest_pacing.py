@@ -4,10 +4,11 @@ import time
 import numpy as np
 import pytest
 
+from tunewright.domain.traffic import Ramp
 from tunewright.domain.workload import Lengths, Workload
 from tunewright.loadtest.client import Client
 from tunewright.loadtest.job import LoadJob
-from tunewright.loadtest.pacing import ClosedLoop, OpenLoop, Stock, Timer, gamma_gaps
+from tunewright.loadtest.pacing import ClosedLoop, OpenLoop, Schedule, Stock, Timer, gamma_gaps
 from tunewright.loadtest.prompts import Planned, PromptSource
 from tunewright.loadtest.protocol import Server
 from tunewright.loadtest.recording import NANO, Record, Recorder
@@ -91,11 +92,46 @@ def test_an_open_loop_keeps_its_schedule_whatever_comes_back():
             await asyncio.sleep(0.01)
         loop.stop()
         gaps = np.diff([record.intended_ns for record, _ in client.sent]) / NANO
-        expected = gamma_gaps(np.random.default_rng([3, 5]), 400.0, 1.0, 1024)[::-1]
+        expected = np.array(gamma_gaps(np.random.default_rng([3, 5]), 1.0, 1.0, 1024)[::-1]) / 400.0
         assert gaps[:90] == pytest.approx(expected[1:91], abs=1e-6)
         assert all(sent >= record.intended_ns for record, sent in client.sent)
 
     asyncio.run(scenario())
+
+
+def arrivals(seconds: float, seed: int, **given) -> np.ndarray:
+    schedule = Schedule(seed=seed, **given)
+    found = [schedule.next()]
+    while found[-1] < seconds:
+        found.append(schedule.next())
+    return np.array(found[:-1])
+
+
+@pytest.mark.parametrize("start", [1e-3, 1.0, 30.0])
+def test_a_ramp_rises_evenly_to_the_rate_and_stays_there(start):
+    given = {"rate": 40.0, "burstiness": 1.0, "ramp": Ramp(start_rate=start, duration="20s")}
+    times = np.concatenate([arrivals(40.0, seed, **given) for seed in range(100)])
+    counts = np.histogram(times, bins=np.arange(0, 41, 4.0))[0] / 100 / 4.0
+    middle = np.arange(2, 40, 4.0)
+    expected = np.minimum(start + (40.0 - start) * middle / 20.0, 40.0)
+    assert counts == pytest.approx(expected, abs=4 * (40.0 / 4 / 100) ** 0.5)
+
+
+@pytest.mark.parametrize("burstiness", [0.2, 4.0])
+def test_arrivals_in_a_ramp_bunch_as_those_after_it(burstiness):
+    given = {"rate": 40.0, "burstiness": burstiness, "ramp": Ramp(start_rate=2.0, duration="20s")}
+    counts = np.array([len(arrivals(20.0, seed, **given)) for seed in range(1500)])
+    assert counts.mean() == pytest.approx(420, rel=0.01)
+    assert counts.var() / counts.mean() == pytest.approx(burstiness, rel=0.15)
+
+
+def test_a_ramp_moves_arrivals_and_draws_no_others():
+    plain = [one.next() for one in [Schedule(40.0, 1.0, 3)] for _ in range(3000)]
+    ramped = [one.next() for one in [Schedule(40.0, 1.0, 3, Ramp(start_rate=2, duration="20s"))] for _ in range(3000)]
+    late = (20 * 40 - 420) / 40  # seconds that the ramp costs
+    assert np.array(ramped[-500:]) - np.array(plain[-500:]) == pytest.approx(late)
+    assert np.all(np.diff(ramped) >= 0)
+    assert ramped[0] > plain[0]
 
 
 def test_a_timer_fires_once_for_a_past_time_and_never_after_its_close():

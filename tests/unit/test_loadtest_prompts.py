@@ -6,7 +6,8 @@ import pytest
 from tunewright.domain.profile import Histogram
 from tunewright.domain.workload import Lengths, Workload
 from tunewright.loadtest.job import LoadFailure, LoadJob
-from tunewright.loadtest.prompts import PromptSource, draw_lengths
+from tunewright.loadtest.lengths import draw_lengths
+from tunewright.loadtest.prompts import PromptSource
 from tunewright.loadtest.quality import quality_prompts
 
 HISTOGRAM = Histogram(edges=(10, 100, 1000), counts=(10, 60, 30))

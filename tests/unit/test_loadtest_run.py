@@ -6,15 +6,20 @@ import pytest
 from loadtest_server import Behaviour, stream_server
 
 from tunewright.domain.answers import QualityPrompt
+from tunewright.domain.load import Load
 from tunewright.domain.profile import Source
+from tunewright.domain.traffic import Normal, Pair, Ramp, TraceFile
 from tunewright.domain.tuning import Slo
 from tunewright.domain.workload import Lengths, Workload
-from tunewright.loadtest import session, statistics
+from tunewright.loadtest import arguments, session, statistics
 from tunewright.loadtest.job import LoadJob, LoadResult, Progress
 from tunewright.loadtest.run import execute, main, progress_path
 
 CERTIFICATE = Path(__file__).parents[1] / "fixtures" / "loadtest" / "test-only-localhost.pem"
 FOUR = Workload(concurrency=4, prompt_tokens=Lengths(fixed=24), output_tokens=Lengths(fixed=8))
+
+NORMAL = Normal(mean=500, standard_deviation=100, most=900)
+PAIRS = (Pair(prompt_tokens=100, output_tokens=5, weight=3), Pair(prompt_tokens=10, output_tokens=50))
 
 
 def job(url: str, workload: Workload = FOUR, **more) -> LoadJob:
@@ -343,3 +348,77 @@ def test_a_warm_up_that_is_shorter_than_two_lives_of_a_request_says_so():
     with stream_server(Behaviour(token_seconds=0.06)) as server:
         result = run(job(server.url, duration=1.2))
     assert any("two lives of a request" in note and "lengthen maxWarmup" in note for note in result.notes)
+
+
+def test_the_warm_up_does_not_end_in_a_ramp_and_the_asked_rate_is_that_after_it(monkeypatch):
+    seen = []
+
+    def settled(rates, ttfts, *, limit, **_) -> bool:
+        seen.append((len(rates), limit))
+        return True  # at the first look: what is left is the ramp alone
+
+    monkeypatch.setattr(statistics, "settled", settled)
+    loop = FOUR.model_copy(update={"concurrency": None, "rate": 40.0, "ramp": Ramp(start_rate=20.0, duration="1500ms")})
+    with stream_server(Behaviour()) as server:
+        found = run(job(server.url, loop, max_warmup=20.0)).measurement
+    assert found is not None
+    assert found.warmup_settled
+    assert found.warmup >= 1.5
+    assert seen[0][1] <= 20.0 - 1.5, "what is left of the longest warm-up"
+    assert found.generator.asked == 40.0
+
+
+def test_a_ramp_fits_into_the_warm_up_and_leads_up():
+    loop = FOUR.model_copy(update={"concurrency": None, "rate": 4.0, "ramp": Ramp(start_rate=1.0, duration="3s")})
+    with pytest.raises(ValueError, match="the ramp must be shorter than the longest warm-up"):
+        job("http://x", loop, max_warmup=3.0)
+    with pytest.raises(ValueError, match="a ramp leads from a lower rate"):
+        Workload.model_validate(loop.model_dump() | {"rate": 1.0})
+    for load, said in (
+        ({}, "ramp belongs to mode openLoop"),
+        ({"mode": "highestRate", "rate": 9}, "give a low rate for the search to begin with"),
+        ({"mode": "openLoop", "rate": 1}, r"ramp\.startRate \(1\) must be below rate \(1\)"),
+        ({"mode": "openLoop", "rate": 9, "maxWarmup": "3s"}, r"ramp\.duration \(3s\) must be below maxWarmup \(3s\)"),
+        ({"mode": "openLoop", "rate": 9, "ramp": {"startRate": 1, "duration": "0s"}}, "duration must be above 0s"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Load.model_validate({"ramp": {"startRate": 1, "duration": "3s"}, **load})
+
+
+@pytest.mark.parametrize(
+    ("words", "workload"),
+    [
+        (["--prompt-normal", "500:100:1:900"], {"prompt_tokens": Lengths(normal=NORMAL)}),
+        (["--pair", "100:5:3", "--pair", "10:50"], {"pairs": PAIRS}),
+        (["--lengths-of", "t", "--trace-format", "azure"], {"pairs_of": TraceFile(file="t", format="azure")}),
+        (["--rate", "4", "--ramp", "0.5:30s"], {"ramp": Ramp(start_rate=0.5, duration="30s")}),
+        (["--prompts", "p", "--output-normal", "500:100:1:900"], {"output_tokens": Lengths(normal=NORMAL)}),
+    ],
+)
+def test_arguments_say_what_the_tuning_file_can(words, workload):
+    made = arguments.job(arguments.parser().parse_args(["http://x", *words])).workload
+    assert {name: getattr(made, name) for name in workload} == workload
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prompts", "p", "--prompt-tokens", "5"], "--prompt-tokens can't be with --prompts, which says that itself"),
+        (["--prompts", "p", "--prefix-reuse", "5%"], "--prefix-reuse can't be with --prompts"),
+        (["--prompts", "p", "--trace", "t"], "--trace can't be with --prompts"),
+        (["--pair", "1:2", "--output-tokens", "5"], "--output-tokens can't be with --pair"),
+        (["--prompt-tokens", "5", "--prompt-normal", "5:1:1:9"], "--prompt-tokens can't be with --prompt-normal"),
+        (["--prompt-normal", "5:1"], "--prompt-normal wants MEAN:SD:LEAST:MOST in numbers, not '5:1'"),
+        (["--prompt-normal", "50:1:1:9"], "the mean (50) must be within the bounds"),
+        (["--pair", "a:b"], "--pair wants PROMPT:OUTPUT in numbers, not 'a:b'"),
+        (["--pair", "1:2:3:4"], "--pair wants PROMPT:OUTPUT:WEIGHT in numbers"),
+        (["--ramp", "1:5s"], "a ramp leads from a lower rate"),
+        (["--rate", "4", "--ramp", "1"], "a duration with its unit is wanted"),
+        (["--sessions", "4", "--prompts", "p"], "--prompts can't be with --sessions"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["http://x", *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]

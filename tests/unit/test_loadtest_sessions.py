@@ -6,8 +6,8 @@ import json
 import pytest
 from loadtest_server import Behaviour, stream_server
 
+from tunewright.domain.load import Load
 from tunewright.domain.traffic import Sessions
-from tunewright.domain.tuning import Load
 from tunewright.domain.workload import Workload, workload_for
 from tunewright.loadtest.client import Client
 from tunewright.loadtest.job import LoadFailure, LoadJob

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from loadtest_server import Behaviour, stream_server
 
-from tunewright.checks import check_trace
+from tunewright.checks import check_load_file
+from tunewright.domain.load import Load
 from tunewright.domain.traffic import Trace
-from tunewright.domain.tuning import Load, Tuning
+from tunewright.domain.tuning import Tuning
 from tunewright.domain.workload import Lengths, Workload
 from tunewright.loadtest.client import Client
 from tunewright.loadtest.job import LoadFailure, LoadJob
@@ -221,9 +222,9 @@ def test_the_file_asks_for_a_trace(tmp_path, monkeypatch):
     spec["target"] = {"command": ["vllm", "serve", "m", "--port", "{port}"]}
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Refused, match=r"t\.jsonl can't be read"):
-        check_trace(Tuning.model_validate(head | {"spec": spec}))
+        check_load_file(Tuning.model_validate(head | {"spec": spec}))
     (tmp_path / "t.jsonl").write_text(MOONCAKE)
-    assert check_trace(Tuning.model_validate(head | {"spec": spec})) == "3 requests over 3s"
+    assert check_load_file(Tuning.model_validate(head | {"spec": spec})) == "3 requests over 3s"
     workload = Workload(trace=load.trace, prompt_tokens=Lengths(fixed=1), output_tokens=Lengths(fixed=1))
     request = LoadRequest("http://x", workload, None, LoadJob.model_fields["slo"].default_factory(), 1.0, 1.0, 1)
     made = LoadJob.of(request).workload.trace

@@ -13,11 +13,12 @@ from tunings import tuning
 from world import BASELINE, BEST, Killed, World
 
 from tunewright.controller.reconcile import reconcile
+from tunewright.domain.load import Load
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source
 from tunewright.domain.state import TrialPurpose, TuningRecord
 from tunewright.domain.step import update
-from tunewright.domain.tuning import Load, Spare, Target, Tuning
+from tunewright.domain.tuning import Spare, Target, Tuning
 from tunewright.domain.workload import given_profile, workload_for
 from tunewright.exits import Exit
 from tunewright.local import LocalTuning, stop_servers
@@ -28,6 +29,7 @@ from tunewright.telemetry.report import render_report
 from tunewright.telemetry.samples import tuning_samples
 
 LOAD = {"mode": "closedLoop", "concurrency": 16, "promptTokens": 512, "outputTokens": 64, "duration": "1s"}
+GIVEN = {"mode": "closedLoop", "concurrency": 16}
 COMMAND = ["vllm", "serve", "m", "--max-num-seqs", "4", "--port", "{port}"]
 
 
@@ -47,6 +49,8 @@ def offline(**spec: Any) -> Tuning:
         ({"load": {}}, "load must give it"),
         ({"load": {k: v for k, v in LOAD.items() if k != "outputTokens"}}, "load must give it"),
         ({"load": {"mode": "openLoop", "rate": 1, "promptTokens": 5, "outputTokens": 5}}, "load must give it"),
+        ({"load": {**GIVEN, "lengths": {"trace": {"file": "t"}}}}, "load must give it"),
+        ({"load": {**GIVEN, "promptsFile": "p", "outputTokens": 5}}, "load must give it"),
         ({"metrics": {"prometheus": "http://p"}}, "leave metrics.prometheus and retune.mode out"),
         ({"retune": {"mode": "onDrift"}}, "leave metrics.prometheus and retune.mode out"),
         ({"target": {"deployment": "llm", "replicas": 0}}, "belongs to target.command"),
@@ -67,6 +71,17 @@ def test_the_given_traffic_is_what_is_sent_and_nothing_is_made_up() -> None:
     assert given_profile(Load(**{**LOAD, "outputTokens": 1}), 5.0).output_tokens.mean == pytest.approx(0.5)
     with pytest.raises(ValueError, match="outputTokens are wanted"):
         given_profile(Load(mode="closedLoop", concurrency=1, prompt_tokens=4), 0.0)
+
+
+def test_lengths_that_are_not_fixed_are_traffic_too() -> None:
+    normal = {"mean": 500, "standardDeviation": 50, "least": 400, "most": 600}
+    lengths = {"prompt": normal, "output": {**normal, "mean": 450}}
+    profile = given_profile(offline(load={**GIVEN, "lengths": lengths}).spec.load, 5.0)
+    assert profile.prompt_tokens_mean == pytest.approx(500)
+    assert 450 < profile.output_tokens_mean < 470, "the lower tail is cut"
+    assert profile.prompt_tokens.quantile(0.5) == pytest.approx(500, abs=3)
+    pairs = {"pairs": [{"promptTokens": 100, "outputTokens": 10}, {"promptTokens": 300, "outputTokens": 1}]}
+    assert given_profile(offline(load={**GIVEN, "lengths": pairs}).spec.load, 5.0).prompt_tokens_mean == 200
 
 
 # --- the way of it, on a fake clock ---

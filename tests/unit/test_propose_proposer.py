@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.load import Load
 from tunewright.domain.profile import Histogram, Source, TrafficProfile
 from tunewright.domain.state import Failure, FailureKind, StartMemory, TrialOutcome, TrialPurpose, TrialRecord
-from tunewright.domain.tuning import Load, Search
+from tunewright.domain.tuning import Search
 from tunewright.knobs.binary import BinaryFlags, Flag
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.failures import explain

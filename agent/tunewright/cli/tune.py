@@ -64,14 +64,14 @@ def tune(
 
         tunewright tune workstation.yaml --keep-going --plain --listen 127.0.0.1:8765
     """
-    from tunewright.checks import check_trace
+    from tunewright.checks import check_load_file
     from tunewright.local import LocalTuning
     from tunewright.serving import serve_api
     from tunewright.telemetry.console import Console
 
     with told():
         tuning = read_file(file)
-        check_trace(tuning)
+        check_load_file(tuning)
     stop = stop_on_signals()
     with told(), LocalTuning(state, tuning, SystemClock()) as local:
         if anew:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from tunewright.domain.answers import MAX_PROMPTS, answering_time
+from tunewright.domain.load import LoadMode
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import TrialPurpose, TrialRecord, TuningRecord
-from tunewright.domain.tuning import LoadMode
 from tunewright.domain.workload import time_limit
 
 SPARE_TIME = 1.5

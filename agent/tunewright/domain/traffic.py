@@ -1,5 +1,6 @@
-"""Traffic that is more than a number of streams, as the tuning file names it: agent sessions, a recorded trace."""
+"""Traffic that is more than numbers, as the tuning file names it: sessions, recordings, ramps, lengths."""
 
+from statistics import NormalDist
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -56,8 +57,8 @@ class Sessions(Model):
 TraceFormat = Literal["auto", "mooncake", "timed", "azure"]
 
 
-class Trace(Model):
-    """A recorded trace, replayed at its own times: arrivals, lengths, and shared prefixes where it has them."""
+class TraceFile(Model):
+    """A recorded trace."""
 
     file: str = Field(min_length=1, description="The recording: JSON lines or CSV, on the machine that runs the agent.")
     format: TraceFormat = Field(
@@ -65,4 +66,85 @@ class Trace(Model):
         description="`mooncake`: JSON lines, milliseconds, a hash for each 512 tokens. `timed`: vLLM's timed trace, "
         "seconds, a hash for each 16 tokens. `azure`: Azure's CSV of LLM requests. `auto`: as the file shows.",
     )
+
+
+class Trace(TraceFile):
+    """A recorded trace, replayed at its own times: arrivals, lengths, and shared prefixes where it has them."""
+
     speed: float = Field(default=1.0, gt=0, le=1000, description="How many times as fast as it was recorded.")
+
+
+class Ramp(Model):
+    """An open loop that begins slowly, so that a cold server isn't hit at once: part of the warm-up, never measured."""
+
+    start_rate: float = Field(gt=0, description="Requests per second at first; they rise evenly to the asked rate.")
+    duration: Duration = Field(description="How long the rise takes; the warm-up is judged from its end on.")
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> Self:
+        if self.duration <= 0:
+            raise ValueError("duration must be above 0s; leave the ramp out for none")
+        return self
+
+
+_MOST_TOKENS = 10_000_000
+
+
+class Normal(Model):
+    """A normal distribution of token counts, truncated to `least` and `most`."""
+
+    mean: float = Field(gt=0, le=_MOST_TOKENS, description="Of the normal itself: bounds that cut more move it.")
+    standard_deviation: float = Field(gt=0, le=_MOST_TOKENS, description="Of the normal itself.")
+    least: int = Field(default=1, ge=1, le=_MOST_TOKENS, description="No length is below.")
+    most: int = Field(ge=1, le=_MOST_TOKENS, description="No length is above.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.least <= self.mean <= self.most:
+            raise ValueError(
+                f"the mean ({self.mean:g}) must be within the bounds, of least ({self.least}) and most ({self.most})"
+            )
+        return self
+
+    @property
+    def untruncated(self) -> NormalDist:
+        """The normal itself."""
+        return NormalDist(self.mean, self.standard_deviation)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """What is rounded to a length within the bounds: half a token more on either side."""
+        return self.least - 0.5, self.most + 0.5
+
+    @property
+    def truncated_mean(self) -> float:
+        """Mean of what is drawn, before it is rounded to whole tokens."""
+        normal, (low, high) = self.untruncated, self.range
+        kept = normal.cdf(high) - normal.cdf(low)
+        return self.mean + self.standard_deviation**2 * (normal.pdf(low) - normal.pdf(high)) / kept
+
+
+class Pair(Model):
+    """Prompt and output length of one kind of request."""
+
+    prompt_tokens: int = Field(ge=1, le=_MOST_TOKENS, description="Prompt length.")
+    output_tokens: int = Field(ge=1, le=_MOST_TOKENS, description="Output length.")
+    weight: float = Field(default=1.0, gt=0, le=1e12, description="How often it comes, against the others.")
+
+
+class GivenLengths(Model):
+    """Lengths of prompts and outputs, apart (`prompt`, `output`) or as they belong together (`pairs`, `trace`)."""
+
+    prompt: Normal | None = Field(default=None, description="Prompt lengths.")
+    output: Normal | None = Field(default=None, description="Output lengths.")
+    pairs: tuple[Pair, ...] = Field(default=(), max_length=100, description="Kinds of requests, drawn by weight.")
+    trace: TraceFile | None = Field(
+        default=None, description="Requests of a recording, drawn in no order and without their times."
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        apart = self.prompt is not None or self.output is not None
+        if apart + bool(self.pairs) + (self.trace is not None) != 1:
+            raise ValueError("give one of: prompt and output (either, or both), pairs, trace")
+        return self

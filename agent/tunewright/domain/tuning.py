@@ -1,17 +1,17 @@
 """The tuning file: one schema for `tunewright tune FILE`, the custom resource's spec and its CRD."""
 
-from enum import StrEnum
 from itertools import combinations, pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from tunewright.domain.candidate import content_hash
+from tunewright.domain.load import Load, LoadMode
 from tunewright.domain.measurement import LatencyName, PercentileName
 from tunewright.domain.model import Model
 from tunewright.domain.promotion import Promotion, PromotionMode, Quality
-from tunewright.domain.traffic import Sessions, Trace
-from tunewright.domain.units import Duration, Part, Percentage, check_url, format_duration
+from tunewright.domain.units import Duration, Percentage, check_url, format_duration
+from tunewright.domain.workload import given_lengths
 
 LATENCIES: tuple[LatencyName, ...] = ("ttft", "tpot", "itl", "e2e")
 PERCENTILES: tuple[PercentileName, ...] = ("p50", "p90", "p95", "p99")
@@ -250,70 +250,6 @@ class Slo(Model):
         return self
 
 
-class LoadMode(StrEnum):
-    """How requests arrive in a load test."""
-
-    PROFILE = "profile"
-    CLOSED_LOOP = "closedLoop"
-    OPEN_LOOP = "openLoop"
-    SESSIONS = "sessions"
-    TRACE = "trace"
-    HIGHEST_RATE = "highestRate"
-
-
-class Load(Model):
-    """The load of every test; what is left out is as the traffic profile says."""
-
-    mode: LoadMode = Field(
-        default=LoadMode.PROFILE,
-        description="`closedLoop` keeps `concurrency` requests running; `openLoop` sends `rate` a second; "
-        "`highestRate` seeks the highest `rate` that keeps the SLO, from `rate` or production's own, on one start; "
-        "`sessions` keeps conversations running; `trace` replays a recording; "
-        "`profile` is a closed loop at the concurrency that production showed.",
-    )
-    concurrency: int | None = Field(default=None, ge=1, le=100_000, description="Streams of the closed loop.")
-    rate: float | None = Field(default=None, gt=0, description="Requests per second of the open loop.")
-    burstiness: float | None = Field(
-        default=None,
-        gt=0,
-        description="Variance of arrivals of the open loop against Poisson's, 1 by default.",
-    )
-    prompt_tokens: int | None = Field(default=None, ge=1, description="Fixed prompt length.")
-    output_tokens: int | None = Field(default=None, ge=1, description="Fixed output length.")
-    prefix_reuse: Part | None = Field(default=None, description="Share of prompt tokens that is shared.")
-    sessions: Sessions | None = Field(default=None, description="Agent sessions, for mode `sessions`.")
-    trace: Trace | None = Field(default=None, description="A recording, for mode `trace`.")
-    duration: Duration = Field(default=35.0, description="Length of the steady window of one measurement.")
-    max_warmup: Duration = Field(default=120.0, description="A warm-up that has not settled by then is ended.")
-    seed: int = Field(default=1, ge=0, description="Seed of the workload.")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.mode is LoadMode.CLOSED_LOOP and self.concurrency is None:
-            raise ValueError("closedLoop needs concurrency")
-        if self.mode is LoadMode.OPEN_LOOP and self.rate is None:
-            raise ValueError("openLoop needs rate")
-        open_loop = self.mode in (LoadMode.OPEN_LOOP, LoadMode.HIGHEST_RATE)
-        if not open_loop and (self.rate is not None or self.burstiness is not None):
-            raise ValueError("rate and burstiness belong to mode openLoop or highestRate")
-        if open_loop and self.concurrency is not None:
-            raise ValueError("concurrency belongs to mode closedLoop or profile")
-        for mode, block in ((LoadMode.SESSIONS, self.sessions), (LoadMode.TRACE, self.trace)):
-            if (self.mode is mode) != (block is not None):
-                raise ValueError(f"mode {mode.value} and the block {mode.value} belong together")
-        if self.sessions is not None or self.trace is not None:
-            given = {
-                "concurrency": self.concurrency,
-                "promptTokens": self.prompt_tokens,
-                "outputTokens": self.output_tokens,
-                "prefixReuse": self.prefix_reuse,
-            }
-            wrong = " and ".join(name for name, value in given.items() if value is not None)
-            if wrong:
-                raise ValueError(f"{wrong} can't be with mode {self.mode.value}: its block says it all")
-        return self
-
-
 class Search(Model):
     """Which knobs are searched."""
 
@@ -424,9 +360,9 @@ class TuningSpec(Model):
             )
         if self.load.mode is LoadMode.HIGHEST_RATE and not self.slo.bounds():
             raise ValueError("load.mode highestRate needs a latency in slo: without one every rate is good")
-        if self.target.deployment is not None and self.load.trace is not None:
+        if self.target.deployment is not None and (file := self.load.file_field):
             raise ValueError(
-                "load.trace is a file on this machine, which the pods of load tests in a cluster don't have"
+                f"load.{file} is a file on this machine, which the pods of load tests in a cluster don't have"
             )
         if self.target.urls and not self.spare.command:
             raise ValueError("target.urls needs spare.command: there is no command of production's to take")
@@ -460,10 +396,10 @@ class TuningSpec(Model):
                 "target.replicas is 0: there is no production to promote to, so promotion.mode must be recommend"
             )
         load = self.load
-        if load.mode is not LoadMode.CLOSED_LOOP or load.prompt_tokens is None or load.output_tokens is None:
+        if load.mode is not LoadMode.CLOSED_LOOP or None in given_lengths(load):
             raise ValueError(
-                "target.replicas is 0: there is no traffic to learn from, so load must give it: "
-                "mode closedLoop with concurrency, promptTokens and outputTokens"
+                "target.replicas is 0: there is no traffic to learn from, so load must give it: mode closedLoop with "
+                "concurrency, promptTokens and outputTokens (or lengths by prompt and output, or by pairs)"
             )
         if self.metrics.prometheus is not None or self.retune.mode == "onDrift":
             raise ValueError(

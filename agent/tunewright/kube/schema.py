@@ -66,9 +66,11 @@ def _object(node: Mapping[str, Any], defs: Mapping[str, Any], where: str) -> Sch
     required = node.get("required", [])
     for name, field in properties.items():
         # A block that is left out is filled in by the API server, so that the object shows what is in force.
-        if field["type"] == "object" and not field.get("required") and name not in required:
+        # Nor one that may be None: it says something by being there.
+        optional = "anyOf" in node["properties"][name]
+        if field["type"] == "object" and not field.get("required") and name not in required and not optional:
             field.setdefault("default", {})
-    return {"properties": properties} | ({"required": required} if required else {})
+    return {"properties": properties} | ({"required": list(required)} if required else {})  # a list shared is an alias
 
 
 def _optional(node: Mapping[str, Any], defs: Mapping[str, Any], where: str) -> Schema:

@@ -56,7 +56,8 @@ def _alone(session: Session) -> Raw:
 
 def _can_split(job: LoadJob, processes: int) -> bool:
     enough = job.workload.concurrency is None or job.workload.concurrency >= processes
-    return processes <= min(_MOST, len(os.sched_getaffinity(0))) and job.workload.trace is None and enough
+    shared = job.workload.trace is None and job.workload.prompts_file is None  # a file is not sent twice
+    return processes <= min(_MOST, len(os.sched_getaffinity(0))) and shared and enough
 
 
 def share(job: LoadJob, index: int, processes: int) -> LoadJob:
@@ -70,6 +71,8 @@ def share(job: LoadJob, index: int, processes: int) -> LoadJob:
             changes["sessions"] = workload.sessions.model_copy(update={"concurrency": part})
     if workload.rate is not None:  # the variance over the mean of several streams together is that of each
         changes["rate"] = workload.rate / processes
+        if (ramp := workload.ramp) is not None:
+            changes["ramp"] = ramp.model_copy(update={"start_rate": ramp.start_rate / processes})
     own = {"workload": workload.model_copy(update=changes), "seed": job.seed + index * _OTHER_SEEDS}
     return job.model_copy(update=own)
 

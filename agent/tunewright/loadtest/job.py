@@ -57,15 +57,21 @@ class LoadJob(Model):
             raise ValueError("sessions are conversations: endpoint must be chat")
         if self.workload.highest and not self.slo.bounds():
             raise ValueError("the highest rate is sought under an SLO: name a bound on a latency")
+        if (ramp := self.workload.ramp) is not None and ramp.duration >= self.max_warmup:
+            raise ValueError("the ramp must be shorter than the longest warm-up, whose part it is")
         return self
 
     @classmethod
     def of(cls, request: LoadRequest) -> "LoadJob":
         """The job that the controller's request describes."""
         workload = request.workload
-        if workload.trace is not None:  # the load test runs in a folder of its own
-            trace = workload.trace.model_copy(update={"file": str(Path(workload.trace.file).absolute())})
-            workload = workload.model_copy(update={"trace": trace})
+        found: dict[str, object] = {}  # the load test runs in a folder of its own
+        for name, named in (("trace", workload.trace), ("pairs_of", workload.pairs_of)):
+            if named is not None:
+                found[name] = named.model_copy(update={"file": str(Path(named.file).absolute())})
+        if workload.prompts_file is not None:
+            found["prompts_file"] = str(Path(workload.prompts_file).absolute())
+        workload = workload.model_copy(update=found)
         return cls(
             url=request.url.rstrip("/"),
             workload=workload,

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import math
 import os
 import time
 from collections import deque
@@ -9,8 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
+from tunewright.domain.traffic import Ramp
 from tunewright.loadtest.client import Client
-from tunewright.loadtest.prompts import Planned, PromptSource
+from tunewright.loadtest.prompts import Planned
 from tunewright.loadtest.recording import NANO, Record
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds after a failure, so that a broken server is not hammered
@@ -55,6 +57,14 @@ class Source(Protocol):
 
     def next(self) -> Planned:
         """The next request."""
+        ...
+
+
+class ShortenedSource(Source, Protocol):
+    """Can also cut a request's output, so that a closed loop starts out of step."""
+
+    def next(self, shorten: float = 1.0) -> Planned:
+        """The next request, with this share of its output."""
         ...
 
 
@@ -138,7 +148,7 @@ class ClosedLoop(_Stocked):
     they would be after a long time.
     """
 
-    def __init__(self, client: Client, source: PromptSource, stock: Stock, concurrency: int, seed: int) -> None:
+    def __init__(self, client: Client, source: ShortenedSource, stock: Stock, concurrency: int, seed: int) -> None:
         super().__init__(client, stock)
         shares = np.random.default_rng([seed, 4]).uniform(0.05, 1.0, concurrency)
         self._ramp = [source.next(shorten=float(share)) for share in shares]
@@ -177,19 +187,43 @@ def gamma_gaps(rng: np.random.Generator, rate: float, burstiness: float, count: 
     return gaps
 
 
-class OpenLoop(_Stocked):
-    """Sends `rate` requests a second, on average, whatever comes back."""
+class Schedule:
+    """Seconds from the start to each arrival. In a ramp the same arrivals come further apart, as the rate then is: how
+    they bunch stays the same."""
 
-    def __init__(self, client: Client, stock: Stock, rate: float, burstiness: float, seed: int) -> None:
-        super().__init__(client, stock)
+    def __init__(self, rate: float, burstiness: float, seed: int, ramp: Ramp | None = None) -> None:
         self._rng = np.random.default_rng([seed, 5])
         self._rate, self._burstiness = rate, burstiness
+        self._start, self._over = (ramp.start_rate, ramp.duration) if ramp is not None else (rate, 0.0)
+        self._ramped = (self._start + rate) / 2 * self._over  # arrivals in the ramp, on average
+        self._passed = 0.0  # arrivals that are due by now, on average
         self._gaps: list[float] = []
+
+    def next(self) -> float:
+        """When the next one comes."""
+        if not self._gaps:
+            self._gaps = gamma_gaps(self._rng, 1.0, self._burstiness, 1024)
+        self._passed += self._gaps.pop()
+        if self._passed >= self._ramped:
+            return self._over + (self._passed - self._ramped) / self._rate
+        rise = (self._rate - self._start) / self._over  # passed = start * t + rise / 2 * t ** 2
+        return 2 * self._passed / (self._start + math.sqrt(self._start**2 + 2 * rise * self._passed))
+
+
+class OpenLoop(_Stocked):
+    """Sends `rate` requests a second, on average and after the ramp, whatever comes back."""
+
+    def __init__(
+        self, client: Client, stock: Stock, rate: float, burstiness: float, seed: int, ramp: Ramp | None = None
+    ) -> None:
+        super().__init__(client, stock)
+        self._schedule = Schedule(rate, burstiness, seed, ramp)
         self._timer = Timer(self._due)
-        self._next_ns = 0
+        self._began_ns = self._next_ns = 0
 
     def start(self) -> None:
-        self._next_ns = time.time_ns() + self._gap()
+        self._began_ns = time.time_ns()
+        self._plan()
         self._timer.set(self._next_ns)
 
     def stop(self) -> None:
@@ -202,13 +236,11 @@ class OpenLoop(_Stocked):
         now = time.time_ns()
         while self._next_ns <= now:
             self._client.submit(self._stock.take(), self._next_ns)
-            self._next_ns += self._gap()
+            self._plan()
         self._timer.set(self._next_ns)
 
-    def _gap(self) -> int:
-        if not self._gaps:
-            self._gaps = gamma_gaps(self._rng, self._rate, self._burstiness, 1024)
-        return int(self._gaps.pop() * NANO)
+    def _plan(self) -> None:
+        self._next_ns = self._began_ns + round(self._schedule.next() * NANO)
 
 
 class _Itimerspec(ctypes.Structure):

@@ -12,7 +12,7 @@ import numpy as np
 from tunewright.domain.answers import MAX_POSITIONS, TOP, Answer, is_correct
 from tunewright.loadtest.counters import Observer
 from tunewright.loadtest.job import LoadFailure, LoadJob
-from tunewright.loadtest.prompts import draw_lengths
+from tunewright.loadtest.lengths import draw_lengths
 
 _LONGEST_PROMPT = 2048
 _TIMEOUT = 120.0

@@ -55,7 +55,10 @@ def _asked(workload: Workload) -> str:
         return f"{workload.concurrency} sessions of {workload.sessions.turns} turns"
     if workload.trace is not None:
         return f"{workload.trace.file} at {workload.trace.speed:g} times its speed"
-    return f"{workload.rate:g} requests/s" if workload.rate is not None else f"concurrency {workload.concurrency}"
+    if workload.rate is None:
+        return f"concurrency {workload.concurrency}"
+    ramp = f" after a ramp from {workload.ramp.start_rate:g}" if workload.ramp is not None else ""
+    return f"{workload.rate:g} requests/s{ramp}"
 
 
 def _latencies(measured: Measurement) -> list[tuple[str, Latency]]:

@@ -7,15 +7,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from pydantic import ValidationError
 
 from tunewright.domain.measurement import Measurement
-from tunewright.domain.traffic import Sessions, Trace, TraceFormat
 from tunewright.domain.tuning import Slo
-from tunewright.domain.units import parse_duration, parse_share
-from tunewright.domain.workload import MOST_RUNS, Lengths, Workload
+from tunewright.domain.workload import MOST_RUNS
+from tunewright.loadtest import arguments
 from tunewright.loadtest.counters import Observer, ServerFacts
 from tunewright.loadtest.files import write_atomic
 from tunewright.loadtest.gathering import gather
@@ -78,7 +76,7 @@ def _measured(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 measured, 1 no result, 2 wrong arguments, 3 measured but void (only without --result)."""
-    parser = _parser()
+    parser = arguments.parser()
     given = parser.parse_args(argv)
     if (given.request is None) == (given.url is None) or (given.request is None) != (given.result is None):
         parser.error("give either URL, or both --request and --result")
@@ -119,7 +117,7 @@ def _serve(request: Path, result: Path) -> int:
 
 def _for_people(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     try:
-        job = _job(given)
+        job = arguments.job(given)
     except ValidationError as error:
         model = Slo if error.title == Slo.__name__ else LoadJob
         parser.error("; ".join(line.removeprefix("the file: ") for line in explain_validation(error, model=model)))
@@ -142,94 +140,6 @@ def _for_people(parser: argparse.ArgumentParser, given: argparse.Namespace) -> i
         print(outcome.failure, file=sys.stderr)
         return FAILED
     return VOID if outcome.measurement is not None and outcome.measurement.void else OK
-
-
-def _workload(given: argparse.Namespace) -> Workload:
-    if given.sessions is not None:
-        sessions = Sessions(
-            concurrency=given.sessions,
-            turns=given.turns,
-            first_prompt=given.prompt_tokens,
-            shared_prompt=given.shared_prompt,
-            per_turn=given.per_turn,
-            output=given.output_tokens,
-            pause=parse_duration(given.pause),
-        )
-        return Workload.of_sessions(sessions)
-    trace = Trace(file=given.trace, format=given.trace_format, speed=given.speed) if given.trace else None
-    return Workload(
-        concurrency=given.concurrency if given.rate is None and trace is None else None,
-        rate=given.rate,
-        trace=trace,
-        highest=given.highest_rate,
-        burstiness=given.burstiness,
-        prompt_tokens=Lengths(fixed=given.prompt_tokens),
-        output_tokens=Lengths(fixed=given.output_tokens),
-        prefix_reuse=parse_share(given.prefix_reuse),
-    )
-
-
-def _job(given: argparse.Namespace) -> LoadJob:
-    return LoadJob(
-        url=given.url.rstrip("/"),
-        workload=_workload(given),
-        model=given.model,
-        duration=parse_duration(given.duration),
-        max_warmup=parse_duration(given.max_warmup),
-        seed=given.seed,
-        api_key_file=given.api_key_file,
-        ca_file=given.ca_file,
-        slo=Slo.model_validate(dict(_bound(text) for text in given.slo)),
-        endpoint="chat" if given.sessions is not None else given.endpoint,
-    )
-
-
-def _bound(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--slo wants NAME=BOUND, as ttftP95=2s, not {text!r}")
-    return name, value
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tunewright load", description="Load-test one OpenAI-compatible server and say how far the numbers hold."
-    )
-    parser.add_argument("url", nargs="?", help="base URL of the server, as http://127.0.0.1:8000")
-    loop = parser.add_mutually_exclusive_group()
-    loop.add_argument("--concurrency", type=int, default=32, help="closed loop: requests running at all times (32)")
-    loop.add_argument("--rate", type=float, help="open loop: requests per second")
-    loop.add_argument("--sessions", type=int, metavar="N", help="agent sessions: N conversations at all times")
-    parser.add_argument(
-        "--highest-rate", action="store_true", help="seek the highest rate that keeps the SLO, beginning with --rate"
-    )
-    parser.add_argument(
-        "--slo", action="append", default=[], metavar="NAME=BOUND", help="as ttftP95=2s; may be repeated"
-    )
-    parser.add_argument("--burstiness", type=float, default=1.0, help="variance over mean of arrivals, 1 is Poisson")
-    loop.add_argument(
-        "--trace", metavar="FILE", help="replay a recording: Mooncake's or vLLM's JSON lines, Azure's CSV"
-    )
-    parser.add_argument("--speed", type=float, default=1.0, help="trace: times as fast as it was recorded (1)")
-    parser.add_argument("--trace-format", choices=get_args(TraceFormat), default="auto")
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="of a request, or of a session's first turn")
-    parser.add_argument("--output-tokens", type=int, default=128, help="of a request, or of each turn")
-    parser.add_argument("--prefix-reuse", default="0%", metavar="SHARE", help="share of prompt tokens shared, as 50%%")
-    parser.add_argument("--turns", type=int, default=12, help="sessions: turns of one conversation (12)")
-    parser.add_argument("--per-turn", type=int, default=256, help="sessions: tokens that each further turn adds (256)")
-    parser.add_argument("--shared-prompt", type=int, default=0, help="sessions: tokens that all begin with (0)")
-    parser.add_argument("--pause", default="2s", help="sessions: from an answer to the next turn, on average (2s)")
-    parser.add_argument("--duration", default="35s", help="length of the steady window (35s)")
-    parser.add_argument("--max-warmup", default="120s", help="the warm-up is ended by then (120s)")
-    parser.add_argument("--model", help="served model name; asked of the server when left out")
-    parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions")
-    parser.add_argument("--seed", type=int, default=1, help="seed of lengths and arrivals (1)")
-    parser.add_argument("--api-key-file", metavar="FILE", help="file with the bearer token")
-    parser.add_argument("--ca-file", metavar="FILE", help="authorities to trust for https, PEM")
-    parser.add_argument("--json", action="store_true", help="print the whole result as JSON")
-    parser.add_argument("--request", type=Path, metavar="FILE", help="a load test as JSON, instead of URL")
-    parser.add_argument("--result", type=Path, metavar="FILE", help="where its result goes")
-    return parser
 
 
 def _read_key(job: LoadJob) -> str | None:

@@ -112,7 +112,6 @@ class Session:
         self._sender = sender(job, facts, observer, content_seed)
         self._raw.reachable_reuse = self._sender.reachable_reuse
         self._raw.asked_rate = self._sender.asked_rate
-        self._raw.remarks = self._sender.remarks
 
     async def run(self) -> Raw:
         """Run it. Raises `LoadFailure` as soon as it is clear that there will be no result."""
@@ -154,6 +153,7 @@ class Session:
         raw.built_late = pacing.built_late
         raw.pauses = self._recorder.pauses
         raw.cut_short = self._sender.cut_short()
+        raw.remarks = self._sender.remarks(len(raw.records))
         return raw
 
     async def _open(self, client: Client, count: int) -> None:
@@ -166,6 +166,9 @@ class Session:
         job, recorder = self._job, self._recorder
         width = statistics.warmup_span(job.duration) / (2 * statistics.HALF)
         started = time.monotonic()
+        if job.workload.ramp is not None:
+            await self._ticks(job.workload.ramp.duration, "the rate is rising")
+        limit = job.max_warmup - (time.monotonic() - started)
         rates: list[float] = []
         ttfts: list[list[float]] = []
         busy = 0.0
@@ -178,7 +181,7 @@ class Session:
             busy = (time.process_time() - cpu) / (time.monotonic() - since)
             if recorder.ramp_pending == 0 and recorder.lives:
                 life = sum(recorder.lives) / len(recorder.lives)
-                spans = {"width": width, "life": life, "window": job.duration, "limit": job.max_warmup}
+                spans = {"width": width, "life": life, "window": job.duration, "limit": limit}
                 if statistics.settled(rates, ttfts, **spans):
                     self._raw.settled = True
                     break

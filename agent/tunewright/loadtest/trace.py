@@ -17,11 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tunewright.bounded import read_bounded
-from tunewright.domain.traffic import Trace
+from tunewright.domain.traffic import Trace, TraceFile
 from tunewright.loadtest.client import Client
 from tunewright.loadtest.job import LoadFailure, LoadJob
+from tunewright.loadtest.lengths import Ints
 from tunewright.loadtest.pacing import Stock, Timer
-from tunewright.loadtest.prompts import Ints, Planned, body_builder
+from tunewright.loadtest.prompts import Planned, body_builder
 from tunewright.loadtest.recording import NANO, Record
 
 MAX_BYTES = 512 << 20
@@ -63,19 +64,24 @@ class Recording:
         whole, rest = divmod(seconds, self.period)
         return int(whole) * len(self.arrivals) + sum(arrival.at < rest for arrival in self.arrivals)
 
-    def remarks(self, trace: Trace, duration: float) -> tuple[str, ...]:
-        """What a reader should know of it."""
+    def told(self, trace: TraceFile) -> list[str]:
+        """Which recording it is, and what was made of it."""
         found = [f"{trace.file}: {len(self.arrivals)} requests, sha256 {self.digest[:12]}"]
+        if short := sum(arrival.output == 0 for arrival in self.arrivals):
+            found.append(f"{short} requests of the trace have no output; they ask for one token")
+        return found
+
+    def remarks(self, trace: Trace, duration: float) -> tuple[str, ...]:
+        """What a reader of its replay should know of it."""
+        found = self.told(trace)
         if self.period / trace.speed < duration:
             found.append(
                 f"the trace lasts {self.period / trace.speed:.0f} s at this speed: it was begun again within the window"
             )
-        if short := sum(arrival.output == 0 for arrival in self.arrivals):
-            found.append(f"{short} requests of the trace have no output; they ask for one token")
         return tuple(found)
 
 
-def read_trace(trace: Trace, limit: int | None = None) -> Recording:
+def read_trace(trace: TraceFile, limit: int | None = None) -> Recording:
     """Read and check it. Raises `LoadFailure` with the lines that are wrong, or don't fit `limit` tokens."""
     path = Path(trace.file)
     try:

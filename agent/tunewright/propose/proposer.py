@@ -6,9 +6,11 @@ from dataclasses import replace
 from itertools import product
 
 from tunewright.domain.candidate import Candidate, content_hash
+from tunewright.domain.load import Load
 from tunewright.domain.profile import TrafficProfile
 from tunewright.domain.state import Earlier, SearchInputs, TrialOutcome, TrialRecord
-from tunewright.domain.tuning import Load, Search
+from tunewright.domain.tuning import Search
+from tunewright.domain.workload import given_lengths
 from tunewright.knobs.catalogue import is_lossy
 from tunewright.knobs.facts import ModelFacts
 from tunewright.knobs.validity import problems
@@ -210,10 +212,11 @@ def _as_sent(profile: TrafficProfile | None, load: Load) -> TrafficProfile | Non
     """The traffic as the trials send it: where the spec names streams or lengths, those count and not what was seen."""
     if profile is None:
         return None
-    named = {
+    prompt, output = given_lengths(load)
+    named: dict[str, float | None] = {
         "concurrency_p95": load.concurrency,
-        "prompt_tokens_mean": load.prompt_tokens,
-        "output_tokens_mean": load.output_tokens,
+        "prompt_tokens_mean": prompt.average if prompt is not None else None,
+        "output_tokens_mean": output.average if output is not None else None,
         "prefix_reuse": load.prefix_reuse,
     }
     if (sessions := load.sessions) is not None:

@@ -140,7 +140,9 @@ def _describe_block(path: str, block: dict[str, Any], blocks: dict[str, Any], pa
         default = "*required*" if required else "" if target is not None else _default(field)
         fixed = "Always this." if "const" in field else ""
         meaning = field.get("description") or fixed or (target.get("description", "") if target is not None else "")
-        kind = f"[block](#{full.replace('.', '').lower()})" if target is not None else _type(field, blocks)
+        many = "list of " if _resolve(field, blocks).get("type") == "array" else ""
+        link = f"{many}[block](#{full.replace('.', '').lower()})"
+        kind = link if target is not None else _type(field, blocks)
         rows.append(f"| `{name}` | {kind} | {default} | {_cell(meaning)} |")
     title = f"### `{path}`" if path else "### The file"
     parts.append(f"{title}\n\n{_text(block.get('description', ''))}\n\n" + "\n".join(rows) + "\n")
@@ -150,6 +152,7 @@ def _describe_block(path: str, block: dict[str, Any], blocks: dict[str, Any], pa
 
 def _block_of(field: dict[str, Any], blocks: dict[str, Any]) -> dict[str, Any] | None:
     found = _resolve(field, blocks)
+    found = _resolve(found["items"], blocks) if found.get("type") == "array" else found
     return found if found.get("type") == "object" and "properties" in found else None
 
 

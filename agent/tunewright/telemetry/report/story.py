@@ -33,9 +33,9 @@ def traffic(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
          _each(seen, lambda m: m.generator.achieved if workload.concurrency else None)),
         ("Burstiness (1 is Poisson)", "not known" if profile.burstiness is None else number(profile.burstiness),
          number(workload.burstiness) if workload.rate else "as recorded" if workload.trace else "closed loop", "–"),
-        ("Prompt tokens", f"{number(profile.prompt_tokens_mean)} on average", _lengths(workload.prompt_tokens),
+        ("Prompt tokens", f"{number(profile.prompt_tokens_mean)} on average", _prompts(workload),
          _each(seen, lambda m: _per_request(m.input_tokens_per_second, m), " on average")),
-        ("Output tokens", f"{number(profile.output_tokens_mean)} on average", _lengths(workload.output_tokens),
+        ("Output tokens", f"{number(profile.output_tokens_mean)} on average", _outputs(workload),
          _each(seen, lambda m: _per_request(m.output_tokens_per_second.value, m), " on average")),
         ("Shared prefix", reuse, f"{workload.prefix_reuse:.0%}",
          _found_in_cache(seen)),
@@ -66,9 +66,9 @@ def _given(workload: Workload, trials: Sequence[TrialRecord]) -> Raw:
     rows = [
         ("Arrivals", _arrivals(workload), _each(seen, lambda m: m.requests_per_second, " requests/s")),
         ("At a time", number(workload.concurrency or 0), _each(seen, lambda m: m.generator.achieved)),
-        ("Prompt tokens", _lengths(workload.prompt_tokens),
+        ("Prompt tokens", _prompts(workload),
          _each(seen, lambda m: _per_request(m.input_tokens_per_second, m), " on average")),
-        ("Output tokens", _lengths(workload.output_tokens),
+        ("Output tokens", _outputs(workload),
          _each(seen, lambda m: _per_request(m.output_tokens_per_second.value, m), " on average")),
         ("Shared prefix", f"{workload.prefix_reuse:.0%}", _found_in_cache(seen)),
         ("TTFT p95", "what comes of it", _span(seen, lambda m: m.ttft.p95)),
@@ -117,7 +117,8 @@ def _span(seen: Sequence[Measurement], of: Callable[[Measurement], float]) -> st
 
 def _arrivals(workload: Workload) -> str:
     if workload.rate is not None:
-        return f"open loop, {number(workload.rate)} requests/s"
+        ramp = f" after a ramp from {number(workload.ramp.start_rate)}" if workload.ramp is not None else ""
+        return f"open loop, {number(workload.rate)} requests/s{ramp}"
     if workload.trace is not None:
         return f"the trace {workload.trace.file}, {number(workload.trace.speed)} times as fast"
     if workload.sessions is not None:
@@ -125,9 +126,30 @@ def _arrivals(workload: Workload) -> str:
     return f"closed loop of {workload.concurrency} streams"
 
 
+def _prompts(workload: Workload) -> str:
+    if workload.prompts_file is not None:
+        return f"the texts of {workload.prompts_file}"
+    return _together(workload) or _lengths(workload.prompt_tokens)
+
+
+def _outputs(workload: Workload) -> str:
+    return _together(workload) or _lengths(workload.output_tokens)
+
+
+def _together(workload: Workload) -> str:
+    if workload.pairs_of is not None:
+        return f"drawn in pairs from {workload.pairs_of.file}"
+    return f"{len(workload.pairs)} kinds of requests, as given" if workload.pairs else ""
+
+
 def _lengths(lengths: Lengths) -> str:
     if lengths.fixed is not None:
         return f"always {lengths.fixed:,}"
+    if (normal := lengths.normal) is not None:
+        return (
+            f"normal, {number(normal.mean)} ± {number(normal.standard_deviation)}, "
+            f"from {normal.least:,} to {normal.most:,}"
+        )
     if lengths.mean is not None:
         return f"as seen ({number(lengths.mean)} on average)"
     mean = lengths.histogram.mean if lengths.histogram is not None else None
