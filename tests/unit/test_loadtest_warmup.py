@@ -131,6 +131,21 @@ def test_a_process_that_was_held_up_is_no_server_that_moved():
     assert statistics.moved(slower) == pytest.approx(-0.2, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("shares", "share"),
+    [
+        ([None], None),
+        ([0.04], 0.04),
+        ([None, 0.04], None),
+        ([-0.05, -0.04], -0.04),
+        ([None, None, 0.2, None], None),
+        ([None, 0.03, 0.05, math.inf], 0.03),
+    ],
+)
+def test_what_one_of_several_processes_saw_alone_is_chance(shares, share):
+    assert statistics.moved_together(shares) == share
+
+
 def test_a_window_that_moved_is_seen_and_chance_is_not():
     assert statistics.moved([100.0] * 8 + [108.0] * 8) == pytest.approx(0.08)
     assert statistics.moved([100.0] * 8 + [92.0] * 8) == pytest.approx(-0.08)

@@ -169,6 +169,15 @@ def moved(rates: Sequence[float]) -> float | None:
     return change / before if before else math.inf
 
 
+def moved_together(shares: Sequence[float | None]) -> float | None:
+    """`moved` of a load that several processes sent, by what each saw of its part; None unless most of them saw it.
+
+    They look at one server: what moved moved for all, and one of many that thinks so by chance is no news.
+    """
+    by_size = sorted((share or 0.0 for share in shares), key=abs)
+    return by_size[(len(by_size) - 1) // 2] or None
+
+
 def _alike(older: Floats, younger: Floats, tolerance: float) -> bool:
     change = abs(float(younger.mean() - older.mean()))
     error = math.sqrt(float(older.var(ddof=1)) / len(older) + float(younger.var(ddof=1)) / len(younger))
