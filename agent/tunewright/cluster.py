@@ -219,7 +219,8 @@ class Cluster:
         return True
 
     def _let_go(self, key: Key) -> None:
-        """The tuning was deleted: what it owned goes by its owner references; production is left able to roll."""
+        """The tuning was deleted: what it owned goes by its owner references, and a canary out of its HTTPRoute
+        by us; production is left able to roll."""
         namespace = key[0]
         known = self._contexts.get(key)
         if known is None:  # never looked at by this process: the one before may have left its rollout half-way

@@ -174,6 +174,7 @@ def test_the_way_there_and_back_with_the_shipped_rights(
         assert weights(admin, namespace) == {"llm": 750, "llm-canary": 250}
         go(plan(0))
     assert clients.failures == []
+    assert release_abandoned(limited, namespace, {owner.uid}, SystemClock()) == []
     assert admin.get(HTTP_ROUTES, "chat", namespace)["spec"] == before["spec"]
     assert names(admin, DEPLOYMENTS, namespace) == ["llm"]
     wait_for(lambda: names(admin, SERVICES, namespace) == ["llm"], "the garbage collector takes the canary's Service")

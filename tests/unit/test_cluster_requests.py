@@ -145,7 +145,9 @@ def test_a_deleted_tuning_is_forgotten(fake: FakeKube, kube: Kube, cluster: Clus
     kube.delete(TUNINGS, name, NS)
     assert passed(fake, cluster, "rejected") == ["GET tunings", *PRODUCTION], "its target is looked at once more"
     assert cluster.manager.once(0.0) is False, "it does not come again by itself"
-    assert passed(fake, cluster, "rejected") == ["GET tunings", "GET tunings", "GET deployments"], "woken once more"
+    assert passed(fake, cluster, "rejected") == [
+        "GET tunings", "GET tunings", "GET deployments", "GET httproutes",
+    ], "woken once more"  # fmt: skip
 
 
 def test_the_scrape_asks_the_api_server_nothing(fake: FakeKube, cluster: Cluster) -> None:

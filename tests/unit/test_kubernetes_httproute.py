@@ -1,51 +1,39 @@
 """The canary's share by the weights of an HTTPRoute, on a cluster in memory: when it comes, and how it goes."""
 
 import copy
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from fake_cluster import NAMESPACE, FakeCluster, own_rules
-from fake_production import BASELINE, NEW, OWNER, REF, Servers, new_cluster, production
+from fake_production import BASELINE, NEW, OWNER, Servers, new_cluster
+from fake_route import (
+    RULES,
+    SHARE,
+    as_before,
+    begin,
+    canaries,
+    deployment,
+    endpoints,
+    in_service,
+    live,
+    make,
+    nothing_is_refused,
+    nothing_left,
+    plan,
+    route_of,
+    until,
+    weights,
+)
 
 from tunewright.kube.client import Json
-from tunewright.kube.errors import Invalid
-from tunewright.kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, HTTP_ROUTES, SERVICES
+from tunewright.kube.resources import DEPLOYMENTS, HTTP_ROUTES, SERVICES
 from tunewright.kube.times import format_time
 from tunewright.platform.kubernetes import httproute
 from tunewright.platform.kubernetes.abandoned import release_abandoned
-from tunewright.platform.kubernetes.canary import ROUTE
 from tunewright.platform.kubernetes.httproute import RECORD_ANNOTATION, Record
-from tunewright.platform.kubernetes.names import Owner
 from tunewright.platform.kubernetes.target import DeploymentTarget
-from tunewright.ports import Conflict, PortError, Refused, TargetPlan, TargetStatus
-
-SHARE = 0.2
-RULES: list[Json] = [
-    {
-        "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
-        "backendRefs": [{"group": "", "kind": "Service", "name": "llm", "port": 80, "weight": 1}],
-        "timeouts": {"request": "600s"},
-    },
-    {
-        "backendRefs": [
-            {"name": "other", "port": 80, "weight": 1},
-            {"name": "llm", "port": 80, "weight": 3, "filters": [{"type": "URLRewrite"}]},
-        ]
-    },
-    {"backendRefs": [{"name": "docs", "port": 80}]},
-    {"filters": [{"type": "RequestRedirect"}]},
-]
-
-
-def route_of(rules: list[Json] = RULES) -> Json:
-    """As Helm wrote it, and as a Gateway took it."""
-    accepted = {"parents": [{"conditions": [{"type": "Accepted", "status": "True"}]}]}
-    found = {"metadata": {"name": "chat", "namespace": NAMESPACE}, "spec": {"rules": copy.deepcopy(rules)}}
-    found |= {"status": accepted}
-    own_rules(found, "helm", format_time(1.0))
-    return found
+from tunewright.ports import Conflict, PortError, Refused
 
 
 @pytest.fixture
@@ -56,104 +44,6 @@ def cluster() -> FakeCluster:
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     return Servers(monkeypatch)
-
-
-def begin(cluster: FakeCluster, replicas: int = 2) -> None:
-    """Production behind a Service with a port, and the route before it."""
-    production(cluster, replicas)
-    port = {
-        "name": "http",
-        "protocol": "TCP",
-        "port": 80,
-        "targetPort": "http",
-        "nodePort": 30080,
-        "appProtocol": "h2c",
-    }
-    cluster.edit(SERVICES, "llm")["spec"]["ports"] = [port]
-    cluster.put(HTTP_ROUTES, route_of())
-
-
-def make(cluster: FakeCluster, **more: Any) -> DeploymentTarget:
-    given = {"start_timeout": 100.0, "drain_timeout": 60.0, "take_over": True, "http_route": "chat", **more}
-    return DeploymentTarget(cluster, OWNER, REF, cluster.clock, **given)  # type: ignore[arg-type]
-
-
-def plan(updated: int = 0, *, canary: bool = False) -> TargetPlan:
-    return TargetPlan(BASELINE, NEW, updated, canary, SHARE if canary else 0.0)
-
-
-def live(cluster: FakeCluster) -> Json:
-    return cluster.edit(HTTP_ROUTES, "chat")
-
-
-def weights(cluster: FakeCluster, rule: int = 0) -> dict[str, int]:
-    return {ref["name"]: ref.get("weight", 1) for ref in live(cluster)["spec"]["rules"][rule]["backendRefs"]}
-
-
-def canaries(cluster: FakeCluster) -> list[Json]:
-    return cluster.pods(**{"tunewright.dev/role": "canary"})
-
-
-def in_service(pod: Json) -> bool:
-    """Whether the target's Service selects it."""
-    return pod["metadata"]["labels"].get("app") == "llm"
-
-
-def deployment(cluster: FakeCluster) -> Json | None:
-    return cluster.objects.get((DEPLOYMENTS.plural, NAMESPACE, "llm-canary"))
-
-
-def endpoints(cluster: FakeCluster, name: str) -> set[str]:
-    found = cluster.objects.get((ENDPOINT_SLICES[0].plural, NAMESPACE, name)) or {"endpoints": []}
-    return {each["targetRef"]["name"] for each in found["endpoints"] if each["conditions"]["ready"]}
-
-
-def nothing_is_refused(cluster: FakeCluster, servers: Servers) -> None:
-    """Whoever the route sends requests to has a ready endpoint; and the canary's has completed a token."""
-    sent = {name for rule in (0, 1) for name, weight in weights(cluster, rule).items() if weight} - {"other"}
-    for name in sent:
-        assert (SERVICES.plural, NAMESPACE, name) in cluster.objects
-        assert endpoints(cluster, name), f"{name} has no endpoint"
-    if "llm-canary" in sent:
-        (pod,) = canaries(cluster)
-        assert pod["status"]["podIP"] in servers.asked
-        assert "tunewright.dev/retired" not in cluster.edit(DEPLOYMENTS, "llm-canary")["metadata"]["annotations"]
-
-
-def until(
-    cluster: FakeCluster,
-    servers: Servers,
-    wanted: TargetPlan,
-    *,
-    new_target: Callable[[FakeCluster], DeploymentTarget] = make,
-    steps: int = 150,
-) -> TargetStatus:
-    """Each step by a controller of its own."""
-    for _ in range(steps):
-        try:
-            status = new_target(cluster).apply(wanted)
-        except PortError:
-            cluster.tick()
-            continue
-        nothing_is_refused(cluster, servers)
-        if status.settled:
-            return status
-        cluster.tick()
-        nothing_is_refused(cluster, servers)
-    raise AssertionError(f"not settled: {status}")
-
-
-def as_before(cluster: FakeCluster) -> None:
-    """The route is as it was, to the byte, and the rules are Helm's again."""
-    assert json.dumps(live(cluster)["spec"]["rules"]) == json.dumps(RULES)
-    assert RECORD_ANNOTATION not in (live(cluster)["metadata"].get("annotations") or {})
-    assert httproute.managers(live(cluster)) == ["helm"]
-
-
-def nothing_left(cluster: FakeCluster) -> None:
-    assert sorted(name for plural, _, name in cluster.objects if plural == "deployments") == ["llm"]
-    assert sorted(name for plural, _, name in cluster.objects if plural == "services") == ["llm"]
-    assert canaries(cluster) == []
 
 
 # --- what the route becomes -------------------------------------------------------------------------------------------
@@ -637,108 +527,3 @@ def test_a_canary_that_somebody_deleted_is_taken_out_of_its_route(
         assert make(cluster).release() == "HTTPRoute chat is without the canary again"
         as_before(cluster)
         assert make(cluster).release() is None
-
-
-# --- pre-flight -------------------------------------------------------------------------------------------------------
-
-
-def without_gateway_api(cluster: FakeCluster) -> None:
-    del cluster.objects[(HTTP_ROUTES.plural, NAMESPACE, "chat")]
-    cluster.unserved.add("httproutes")
-
-
-def second_service(cluster: FakeCluster) -> None:
-    cluster.put(SERVICES, {"metadata": {"name": "llm2"}, "spec": {"selector": {"app": "llm"}}})
-    live(cluster)["spec"]["rules"].append({"backendRefs": [{"name": "llm2"}]})
-
-
-def refused(cluster: FakeCluster) -> None:
-    def before(verb: str, resource: Any, name: str) -> None:
-        if verb == "dry-patch":
-            raise Invalid("PATCH", name, "spec.rules[0].backendRefs: Too many: 17", status=422)
-
-    cluster.before = before
-
-
-def taken(cluster: FakeCluster) -> None:
-    record = Record.of(Owner("other", "uid-of-other"), live(cluster), "llm", "llm-canary", 0.5)
-    live(cluster)["metadata"]["annotations"] = {RECORD_ANNOTATION: record.text()}
-
-
-def argo(cluster: FakeCluster) -> None:
-    live(cluster)["metadata"]["labels"] = {"argocd.argoproj.io/instance": "prod"}
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda c: c.objects.pop((HTTP_ROUTES.plural, NAMESPACE, "chat")), "there is no HTTPRoute chat in namespace"),
-        (without_gateway_api, "this cluster has no Gateway API"),
-        (lambda c: live(c)["spec"].update(rules=RULES[2:]), "no rule of HTTPRoute chat sends requests to Service llm:"),
-        (lambda c: c.objects.pop((SERVICES.plural, NAMESPACE, "llm")), "no Service selects the target's pods, so HTTP"),
-        (second_service, "sends to several Services of the target (llm, llm2)"),
-        (argo, "HTTPRoute chat: Argo CD"),
-        (taken, "Tuning other has its canary in HTTPRoute chat"),
-        (lambda c: c.put(SERVICES, {"metadata": {"name": "llm-canary"}, "spec": {}}), "Service llm-canary is there"),
-        (refused, "Too many: 17"),
-        (lambda c: c.forbidden.add("httproutes"), "apply deploy/gateway-api"),
-        (lambda c: c.forbidden.add("endpointslices"), "apply deploy/gateway-api"),
-    ],
-)  # fmt: skip
-def test_preflight_finds_it_and_nothing_is_touched(
-    cluster: FakeCluster, servers: Servers, change: Callable[[FakeCluster], Any], reason: str
-) -> None:
-    begin(cluster)
-    assert make(cluster).preflight(NEW) == []
-    change(cluster)
-    before = len(cluster.writes())
-    told = " ".join(make(cluster).preflight(NEW))
-    assert reason in told
-    assert make(cluster, http_route=None).preflight(NEW) == [] or "no Service selects the pods" in told
-    assert len(cluster.writes()) == before
-
-
-def test_who_owns_the_rules_is_named_unless_they_may_be_taken_over(cluster: FakeCluster, servers: Servers) -> None:
-    begin(cluster)
-    told = " ".join(make(cluster, take_over=False).preflight(NEW))
-    assert "helm owns .spec.rules of HTTPRoute chat" in told
-    assert "promotion.takeOver: true" in told
-    notes = " ".join(make(cluster).notes(NEW))
-    assert "helm owns its rules" in notes
-    assert "has no label app" in notes
-    assert "accepted" not in notes
-    live(cluster)["status"] = {}
-    assert "no Gateway has accepted HTTPRoute chat" in " ".join(make(cluster).notes(NEW))
-
-
-def test_labels_that_bring_the_canary_into_the_service_are_refused(cluster: FakeCluster, servers: Servers) -> None:
-    begin(cluster)
-    told = " ".join(make(cluster, canary_labels={"app": "llm"}).preflight(NEW))
-    assert "Service select the canary beside its weight" in told
-    assert make(cluster, canary_labels={"scrape": "yes"}).preflight(NEW) == []
-
-
-def test_weights_that_a_webhook_changes_are_refused(
-    cluster: FakeCluster, servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(cluster)
-    patch = cluster.patch
-    monkeypatch.setattr(
-        cluster, "patch", lambda *a, **more: live(cluster) if more.get("dry_run") else patch(*a, **more)
-    )
-    assert "changes the weights that are written" in " ".join(make(cluster).preflight(NEW))
-
-
-def test_without_a_route_nothing_of_it_is_read_or_written(cluster: FakeCluster, servers: Servers) -> None:
-    begin(cluster)
-    cluster.forbidden |= {"httproutes", "endpointslices"}
-
-    def plain(cluster: FakeCluster) -> DeploymentTarget:
-        return make(cluster, http_route=None)
-
-    assert plain(cluster).preflight(NEW) == []
-    assert "HTTPRoute" not in " ".join(plain(cluster).notes(NEW))
-    for wanted in (plan(canary=True), plan(1, canary=True), plan(2), plan()):
-        until(cluster, servers, wanted, new_target=plain)
-    assert not {"httproutes", "endpointslices"} & {plural for _, plural, _ in cluster.calls}
-    assert ROUTE not in str(cluster.objects)

@@ -122,6 +122,30 @@ def test_a_latency_that_moves_is_not_settled():
     assert told([100.0] * 8, [[], [0.1], [], [], [0.9], [], [], []])  # too few to tell
 
 
+def test_a_process_that_was_held_up_is_no_server_that_moved():
+    times = [0.0, 1, 2, 3, 8, 8, 8, 8, 8.001, 9, 10, 11, 12, 13, 14, 15, 16]  # it slept from 3 to 8
+    rates = statistics.part_rates(times, [round(100 * at) for at in times])
+    assert rates == pytest.approx([100.0] * statistics.PARTS)
+    assert statistics.moved(rates) is None
+    slower = statistics.part_rates(times, [round(100 * at if at <= 8 else 800 + 80 * (at - 8)) for at in times])
+    assert statistics.moved(slower) == pytest.approx(-0.2, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("shares", "share"),
+    [
+        ([None], None),
+        ([0.04], 0.04),
+        ([None, 0.04], None),
+        ([-0.05, -0.04], -0.04),
+        ([None, None, 0.2, None], None),
+        ([None, 0.03, 0.05, math.inf], 0.03),
+    ],
+)
+def test_what_one_of_several_processes_saw_alone_is_chance(shares, share):
+    assert statistics.moved_together(shares) == share
+
+
 def test_a_window_that_moved_is_seen_and_chance_is_not():
     assert statistics.moved([100.0] * 8 + [108.0] * 8) == pytest.approx(0.08)
     assert statistics.moved([100.0] * 8 + [92.0] * 8) == pytest.approx(-0.08)

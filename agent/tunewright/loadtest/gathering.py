@@ -11,6 +11,7 @@ from typing import Any
 
 import uvloop
 
+from tunewright.loadtest import statistics
 from tunewright.loadtest.counters import Observer, ServerFacts
 from tunewright.loadtest.job import LoadFailure, LoadJob, Overloaded, Progress
 from tunewright.loadtest.recording import NANO
@@ -150,7 +151,7 @@ def _merged(job: LoadJob, parts: list[Raw], before: Any, observer: Observer) -> 
         end_ns=first.end_ns,
         load_started_ns=min(part.load_started_ns for part in parts),
         settled=all(part.settled for part in parts),
-        moved=max((part.moved for part in parts if part.moved is not None), key=abs, default=None),
+        moved=statistics.moved_together([part.moved for part in parts]),
         cpu_seconds=max(part.cpu_seconds for part in parts),
         steal=first.steal,
         unstamped_reads=sum(part.unstamped_reads for part in parts),

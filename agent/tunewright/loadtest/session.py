@@ -210,18 +210,18 @@ class Session:
         cpu, before = time.process_time(), machine.cpu_times()
         scrapes = asyncio.create_task(self._scrape_window(duration))
         looks = asyncio.create_task(self._look_ahead(duration))
-        rates: list[float] = []
         began = time.monotonic()
+        times, events = [began], [self._recorder.events]
         try:
             for part in range(1, statistics.PARTS + 1):
-                events, since = self._recorder.events, time.monotonic()
-                await self._ticks(began + duration * part / statistics.PARTS - since, "measuring")
-                rates.append((self._recorder.events - events) / max(time.monotonic() - since, 1e-9))
+                await self._ticks(began + duration * part / statistics.PARTS - time.monotonic(), "measuring")
+                times.append(time.monotonic())
+                events.append(self._recorder.events)
             late = max(1.0, (time.time_ns() - raw.start_ns) / NANO / duration)  # the last sleep may have ended late
             raw.cpu_seconds = (time.process_time() - cpu) / late
             raw.steal = machine.stolen(before, machine.cpu_times())
             if self._job.workload.concurrency is not None:  # an open loop is as fast as its arrivals
-                raw.moved = statistics.moved(rates)
+                raw.moved = statistics.moved(statistics.part_rates(times, events))
             if not again or raw.moved is None:
                 pacing.stop()
             await scrapes

@@ -145,6 +145,15 @@ def _change(events: Sequence[float], bins: int) -> tuple[float, float]:
     return abs(float(younger.mean() - older.mean())) / mean, float(blocks.std(ddof=1)) / math.sqrt(HALF) / mean
 
 
+def part_rates(times: Sequence[float], events: Sequence[int]) -> list[float]:
+    """Events a second in `PARTS` equal parts of a window, from how many there had been at these times (seconds).
+
+    Where the process was held up, nobody looked for a while: what came meanwhile is taken as even.
+    """
+    edges = np.linspace(times[0], times[-1], PARTS + 1)
+    return [float(rate) for rate in np.diff(np.interp(edges, times, events)) / np.diff(edges)]
+
+
 def moved(rates: Sequence[float]) -> float | None:
     """By what share the second half of a window is faster than the first, from its rates in equal parts; None where
     that is less than 3 %, or no more than chance."""
@@ -158,6 +167,15 @@ def moved(rates: Sequence[float]) -> float | None:
     if abs(change) <= max(_THROUGHPUT_CHANGE * before, _MOVED_SDS * error):
         return None
     return change / before if before else math.inf
+
+
+def moved_together(shares: Sequence[float | None]) -> float | None:
+    """`moved` of a load that several processes sent, by what each saw of its part; None unless most of them saw it.
+
+    They look at one server: what moved moved for all, and one of many that thinks so by chance is no news.
+    """
+    by_size = sorted((share or 0.0 for share in shares), key=abs)
+    return by_size[(len(by_size) - 1) // 2] or None
 
 
 def _alike(older: Floats, younger: Floats, tolerance: float) -> bool:

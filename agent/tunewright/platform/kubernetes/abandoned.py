@@ -1,14 +1,17 @@
 """Rollouts that nobody finishes any more, because their Tuning was deleted while no controller was there."""
 
 import logging
-from collections.abc import Container
+from collections.abc import Callable, Container
+from functools import partial
 
 from tunewright.kube.client import Json, Kube
-from tunewright.kube.resources import DEPLOYMENTS, TUNING_LABEL
-from tunewright.platform.kubernetes.canary import ROUTE
+from tunewright.kube.errors import Forbidden, NotFound
+from tunewright.kube.resources import DEPLOYMENTS, HTTP_ROUTES, TUNING_LABEL
+from tunewright.platform.kubernetes.canary import CANARY, ROUTE
 from tunewright.platform.kubernetes.fields import Note
-from tunewright.platform.kubernetes.names import Owner, owner_uids
-from tunewright.platform.kubernetes.routeshare import release
+from tunewright.platform.kubernetes.httproute import Record
+from tunewright.platform.kubernetes.names import ROLE_LABEL, Owner, owner_uids
+from tunewright.platform.kubernetes.routeshare import release, release_orphan
 from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.platform.kubernetes.workload import DeploymentRef
 from tunewright.ports import Clock, Conflict, PortError, Refused
@@ -21,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 def release_abandoned(kube: Kube, namespace: str | None, live: Container[str], clock: Clock) -> list[str]:
     """Bring every Deployment of the namespace back whose rollout belongs to no Tuning of `live` (uids), and every
-    HTTPRoute with a canary of one.
+    HTTPRoute whose canary does, or was deleted by somebody.
 
     `namespace` None: of all namespaces. To be called by the leader when it begins. What was done; what can't be done
     is logged, and hinders nothing.
@@ -42,22 +45,46 @@ def release_abandoned(kube: Kube, namespace: str | None, live: Container[str], c
             continue
         if told:
             done.append(f"{told}: Tuning {ref.namespace}/{note.tuning} was deleted half-way")
-    return done
+    return done + _orphans_released(kube, namespace)
 
 
 def _canary_released(kube: Kube, found: Json, live: Container[str]) -> list[str]:
     """What was done of a canary in an HTTPRoute, if that is what `found` is and its Tuning is gone."""
-    metadata = found["metadata"]
-    if ROUTE not in (metadata.get("annotations") or {}) or any(uid in live for uid in owner_uids(found)):
+    metadata, uids = found["metadata"], owner_uids(found)
+    labels = metadata.get("labels") or {}
+    ours = labels.get(ROLE_LABEL) == CANARY and ROUTE in (metadata.get("annotations") or {})
+    if not ours or not uids or any(uid in live for uid in uids):
         return []
-    tuning = f"{metadata['namespace']}/{(metadata.get('labels') or {}).get(TUNING_LABEL)}"
+    tuning = f"{metadata['namespace']}/{labels.get(TUNING_LABEL)}"
+    told = _tried(partial(release, kube, found), tuning)
+    return [f"{told}: Tuning {tuning} was deleted half-way"] if told else []
+
+
+def _orphans_released(kube: Kube, namespace: str | None) -> list[str]:
+    """What was done of HTTPRoutes whose canary's Deployment somebody deleted while nobody looked."""
+    try:
+        routes = kube.list(HTTP_ROUTES, namespace).items
+    except (NotFound, Forbidden):  # no Gateway API, or not our business: no canary came into one
+        return []
+    done = []
+    for route in routes:
+        record, metadata = Record.read(route), route["metadata"]
+        if record is None:
+            continue
+        tuning = f"{metadata['namespace']}/{record.tuning}"
+        told = _tried(partial(release_orphan, kube, metadata["namespace"], metadata["name"]), tuning)
+        if told:
+            done.append(f"{told}: somebody deleted the canary of Tuning {tuning}")
+    return done
+
+
+def _tried(step: Callable[[], str | None], tuning: str) -> str | None:
+    """What the step did. A conflict is tried again; what can't be done is logged."""
     for left in reversed(range(_TRIES)):
         try:
-            told = release(kube, found)
+            return step()
         except PortError as error:
             if not (isinstance(error, Conflict) and left):
                 _log.warning("the canary of Tuning %s can't be taken out of its HTTPRoute: %s", tuning, error)
                 break
-        else:
-            return [f"{told}: Tuning {tuning} was deleted half-way"] if told else []
-    return []
+    return None

@@ -64,8 +64,10 @@ class Canary:
         except NotFound:
             return None
         if not self._owner.owns(found):
+            route = (found["metadata"].get("annotations") or {}).get(ROUTE)
+            first = f"; take it out of HTTPRoute {route} first" if route else ""
             raise PortError(
-                f"Deployment {self.name} is not of Tuning {self._owner.name}; wait for it to go, or delete it"
+                f"Deployment {self.name} is not of Tuning {self._owner.name}; wait for it to go, or delete it{first}"
             )
         return found
 

@@ -39,12 +39,13 @@ class Record:
 
     @classmethod
     def read(cls, route: Json) -> "Record | None":
-        """The record on a route; None when there is none that we wrote."""
+        """The record on a route; None when there is none that we wrote, or somebody made another thing of it."""
         text = (route["metadata"].get("annotations") or {}).get(RECORD_ANNOTATION)
         try:
-            return cls(**json.loads(text)) if text else None
+            found = cls(**json.loads(text)) if text else None
         except (ValueError, TypeError):
             return None
+        return found if found is not None and found._is_whole() else None
 
     @classmethod
     def of(cls, owner: Owner, route: Json, service: str, canary: str, share: float) -> "Record":
@@ -53,9 +54,23 @@ class Record:
         manager = theirs[-1] if theirs else FIELD_MANAGER
         return cls(owner.name, owner.uid, canary, manager, backends(route), split(route, service, canary, share))
 
+    @classmethod
+    def lost(cls, canary: str) -> "Record":
+        """In place of one that somebody took off the route: nothing is known but whose backendRefs are to go."""
+        return cls("", "", canary, FIELD_MANAGER, [], [])
+
     def text(self) -> str:
         """As the annotation holds it."""
         return json.dumps(vars(self), separators=(",", ":"))
+
+    def _is_whole(self) -> bool:
+        texts = (self.tuning, self.uid, self.service, self.manager)
+        lists = (self.before, self.after)
+        return (
+            all(isinstance(each, str) for each in texts)
+            and all(isinstance(rules, list) and all(_are_refs(refs) for refs in rules) for rules in lists)
+            and len(self.before) == len(self.after)
+        )
 
 
 def backends(route: Json) -> Backends:
@@ -72,6 +87,11 @@ def rules_with(route: Json, wanted: Backends) -> list[Json]:
 def named(route: Json, services: Sequence[str]) -> list[str]:
     """Which of these Services the route sends requests to."""
     return [name for name in services if any(_sends_to(ref, name, route) for refs in backends(route) for ref in refs)]
+
+
+def has(route: Json, service: str) -> bool:
+    """Whether any rule names this Service, with whatever weight."""
+    return any(_is(ref, service) for refs in backends(route) for ref in refs)
 
 
 def split(route: Json, service: str, canary: str, share: float) -> Backends:
@@ -167,6 +187,13 @@ def _sends_to(ref: Json, service: str, route: Json) -> bool:
 def _is(ref: Json, service: str) -> bool:
     kind = (ref.get("group") or "", ref.get("kind") or "Service")
     return kind == ("", "Service") and ref.get("name") == service
+
+
+def _are_refs(found: object) -> bool:
+    return isinstance(found, list) and all(
+        isinstance(each, dict) and isinstance(each.get("name"), str) and isinstance(each.get("weight", 1), int)
+        for each in found
+    )
 
 
 def _weight(ref: Json) -> int:

@@ -23,7 +23,7 @@ _LONGEST = 63
 
 @dataclass(frozen=True)
 class Owner:
-    """The Tuning that what we create belongs to: it is deleted with it."""
+    """The Tuning that what we create belongs to. By its owner reference that is deleted with it."""
 
     name: str
     uid: str

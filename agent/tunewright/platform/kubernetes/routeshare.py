@@ -6,10 +6,11 @@ anything of the canary does. For the roll the canary joins the target's Service,
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tunewright.kube.client import FIELD_MANAGER, Json, Kube
-from tunewright.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound
+from tunewright.kube.errors import AlreadyExists, Forbidden, Invalid, NotAdmitted, NotFound
 from tunewright.kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, HTTP_ROUTES, SERVICES
 from tunewright.platform.kubernetes import httproute, pods
 from tunewright.platform.kubernetes.canary import ROUTE, Canary
@@ -64,10 +65,11 @@ class RouteShare:
             return
         if weighed.record is None:
             route, service = self._place(weighed, deployment)
-            if not self._service_there(found, service) or not self._routed(pod):
-                return
-            record = Record.of(self._owner, route, service["metadata"]["name"], self._canary.name, share)
-            _write(self._kube, route, record.after, record.text())
+            with _rights(weighed.name):
+                if not self._service_there(found, service) or not self._routed(pod):
+                    return
+                record = Record.of(self._owner, route, service["metadata"]["name"], self._canary.name, share)
+                _write(self._kube, route, record.after, record.text())
         self._canary.mark(deployment, pod)
 
     def before(
@@ -88,12 +90,15 @@ class RouteShare:
         ending = bool(found["metadata"].get("deletionTimestamp"))
         if not leaving and not ending and not by_weight and self._joins(deployment, its_pods):
             return True
-        if weighed.record is not None and (leaving or ending or not by_weight or not alive):
-            if by_weight and not alive:
-                self._canary.unmark(its_pods)
-            give_back(self._kube, weighed)
-            return True
-        return False
+        if weighed.record is None:
+            return False
+        in_vain = by_weight and not (alive and _goes_with(self._own_service(), found))
+        if not (leaving or ending or not by_weight or in_vain):
+            return False
+        if in_vain:
+            self._canary.unmark(its_pods)
+        give_back(self._kube, weighed)
+        return True
 
     def give_back(self, weighed: Weighed | None) -> bool:
         """Take the canary out of the route. False where it can't be: it goes on getting requests."""
@@ -125,17 +130,19 @@ class RouteShare:
 
     def _service_there(self, found: Json, theirs: Json) -> bool:
         """Whether the canary's own Service is there; it is made where it is missing, and goes with the Deployment."""
-        listed = self._kube.list(SERVICES, self._namespace).items
-        mine = next((each for each in listed if each["metadata"]["name"] == self._canary.name), None)
+        mine = self._own_service()
         if mine is None:
             body = self._service(theirs)
             body["metadata"]["ownerReferences"] = [_owned_by(found)]
             self._kube.create(SERVICES, body, self._namespace)
             return False
-        owners = {each.get("uid") for each in mine["metadata"].get("ownerReferences") or []}
-        if not owners:
+        if not mine["metadata"].get("ownerReferences"):
             raise PortError(f"Service {self._canary.name} is not of Tuning {self._owner.name}; delete it")
-        return found["metadata"]["uid"] in owners  # else an earlier canary's, which is about to go
+        return _goes_with(mine, found)  # else an earlier canary's, which is about to go
+
+    def _own_service(self) -> Json | None:
+        listed = self._kube.list(SERVICES, self._namespace).items
+        return next((each for each in listed if each["metadata"]["name"] == self._canary.name), None)
 
     def _service(self, theirs: Json) -> Json:
         ports = [
@@ -177,10 +184,7 @@ class RouteShare:
         try:
             yield from self._obstacles(self.name, deployment)
         except Forbidden as error:
-            yield (
-                f"the share by HTTPRoute {self.name} needs more rights ({error.message}): apply deploy/gateway-api, "
-                f"with Helm gatewayApi.enabled; {_LEAVE_OUT}"
-            )
+            yield f"{_needs(self.name, error)}; {_LEAVE_OUT}"
 
     def _obstacles(self, name: str, deployment: Json) -> Iterator[str]:
         try:
@@ -194,6 +198,8 @@ class RouteShare:
         record, theirs = Record.read(route), httproute.managers(route)
         if record is not None:
             yield f"Tuning {record.tuning} has its canary in HTTPRoute {name}, or left it there: let it end first"
+        elif httproute.has(route, self._canary.name):
+            yield f"HTTPRoute {name} sends to Service {self._canary.name} already: take that backendRef out of it"
         if theirs and not self._take_over:
             yield (
                 f"{', '.join(theirs)} owns .spec.rules of HTTPRoute {name}: with promotion.takeOver: true they are "
@@ -221,7 +227,7 @@ class RouteShare:
         except AlreadyExists:
             yield f"Service {self._canary.name} is there already: wait for it to go, or delete it"
             return
-        except Invalid as error:
+        except (Invalid, NotAdmitted) as error:
             yield f"the API server would refuse the canary in HTTPRoute {name}: {error}"
             return
         if httproute.backends(answer) != record.after:
@@ -255,10 +261,13 @@ def _see(kube: Kube, found: Json) -> Weighed | None:
     if not name:
         return None
     try:
-        route = kube.get(HTTP_ROUTES, name, metadata["namespace"])
+        with _rights(name):
+            route = kube.get(HTTP_ROUTES, name, metadata["namespace"])
     except NotFound:
         return Weighed(name, None, None)
     record = Record.read(route)
+    if record is None and httproute.has(route, metadata["name"]):  # somebody took the annotation alone
+        return Weighed(name, route, Record.lost(metadata["name"]))
     ours = record is not None and record.uid in owner_uids(found) and record.service == metadata["name"]
     return Weighed(name, route, record if ours else None)
 
@@ -270,7 +279,8 @@ def give_back(kube: Kube, weighed: Weighed) -> bool:
         return True
     if httproute.stuck(route, record):
         return False
-    _write(kube, route, httproute.without(route, record), None, manager=record.manager)
+    with _rights(weighed.name):
+        _write(kube, route, httproute.without(route, record), None, manager=record.manager)
     return True
 
 
@@ -283,6 +293,23 @@ def release(kube: Kube, found: Json) -> str | None:
         return f"HTTPRoute {weighed.name} still sends requests to {metadata['name']}, which stays for that"
     kube.delete(DEPLOYMENTS, metadata["name"], metadata["namespace"], uid=metadata["uid"])
     return _taken_out(weighed)
+
+
+def release_orphan(kube: Kube, namespace: str, name: str) -> str | None:
+    """Take a canary out of its route whose Deployment is gone. What was done; None: there is no such canary in it."""
+    route = kube.get(HTTP_ROUTES, name, namespace)
+    record = Record.read(route)
+    if record is None:
+        return None
+    try:
+        if record.uid in owner_uids(kube.get(DEPLOYMENTS, record.service, namespace)):
+            return None
+    except NotFound:
+        pass
+    left = Weighed(name, route, record)
+    if not give_back(kube, left):
+        return f"HTTPRoute {name} sends all of a rule's requests to {record.service}, which is gone: weigh another"
+    return _taken_out(left)
 
 
 def _taken_out(weighed: Weighed) -> str:
@@ -306,6 +333,30 @@ def _write(
     if wanted != httproute.backends(route):
         patch["spec"] = {"rules": httproute.rules_with(route, wanted)}
     return kube.patch(HTTP_ROUTES, metadata["name"], patch, metadata["namespace"], manager=manager, dry_run=dry_run)
+
+
+@contextmanager
+def _rights(name: str) -> Iterator[None]:
+    """A right that is missing in the middle of a rollout is named with what grants it."""
+    try:
+        yield
+    except NotAdmitted:
+        raise
+    except Forbidden as error:
+        raise PortError(f"{_needs(name, error)}; until then the rollout and the canary stay as they are") from error
+
+
+def _needs(name: str, error: Forbidden) -> str:
+    return (
+        f"the share by HTTPRoute {name} needs more rights ({error.message}): apply deploy/gateway-api, with Helm "
+        "gatewayApi.enabled"
+    )
+
+
+def _goes_with(service: Json | None, found: Json) -> bool:
+    """Whether the garbage collector takes this Service away with that Deployment, and not before."""
+    owners = service["metadata"].get("ownerReferences") or [] if service is not None else []
+    return found["metadata"]["uid"] in {each.get("uid") for each in owners}
 
 
 def _owned_by(found: Json) -> Json:

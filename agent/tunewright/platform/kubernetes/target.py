@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.recipe import Recipe
-from tunewright.domain.state import Failure, FailureKind
+from tunewright.domain.state import Failure
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.errors import Invalid, KubeConflict
 from tunewright.kube.resources import DEPLOYMENTS
-from tunewright.kube.times import parse_time
 from tunewright.platform.kubernetes import pods
 from tunewright.platform.kubernetes.canary import Canary
 from tunewright.platform.kubernetes.fields import (
@@ -28,39 +27,12 @@ from tunewright.platform.kubernetes.preflight import Preflight
 from tunewright.platform.kubernetes.prober import Prober
 from tunewright.platform.kubernetes.recipes import recipe, recommendation
 from tunewright.platform.kubernetes.routeshare import RouteShare, Weighed
+from tunewright.platform.kubernetes.servers import Server, Servers
 from tunewright.platform.kubernetes.steps import Action, Do, Extra, View, decide, settled
-from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides, own_pods
-from tunewright.ports import Clock, Refused, Replica, TargetPlan, TargetStatus
+from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides
+from tunewright.ports import Clock, Refused, TargetPlan, TargetStatus
 
 _LEAVING = (Do.RETIRE, Do.DELETE)
-_NO_REQUESTS = "gets no requests yet"
-"""A canary that answers and has not been let in, or not any more: its own doing it is not."""
-
-
-@dataclass(frozen=True)
-class _Server:
-    """One pod of production, read once per step."""
-
-    pod: Json
-    template: PodTemplate | None  # None: what runs in it can't be read
-    trouble: str  # why it does not serve; empty when it does
-    canary: bool
-
-    @property
-    def candidate(self) -> str | None:
-        return self.template.candidate.hash if self.template else None
-
-    def replica(self, version: str | None) -> Replica:
-        created = self.pod["metadata"]["creationTimestamp"]
-        return Replica(
-            name=pods.name_of(self.pod),
-            candidate_hash=self.candidate,
-            ready=not self.trouble,
-            canary=self.canary,
-            labels={"pod": pods.name_of(self.pod)},
-            since=parse_time(str((self.pod.get("status") or {}).get("startTime") or created)),
-            version=version,
-        )
 
 
 @dataclass(frozen=True)
@@ -68,7 +40,7 @@ class _Seen:
     deployment: Json
     template: PodTemplate
     note: Note | None
-    servers: Sequence[_Server]
+    servers: Sequence[Server]
     canary: Json | None
     canary_pods: Sequence[Json]
     weighed: Weighed | None  # the route that gives the canary its share
@@ -96,11 +68,11 @@ class DeploymentTarget:
     ) -> None:
         """`overrides` are those of the spare, where the canary runs. Times in seconds; `cold_start` tells how long a
         candidate took to start in its first trial, which probes and deadlines must leave room for."""
-        self._kube, self._owner, self._target, self._clock = kube, owner, target, clock
-        self._take_over, self._start_timeout, self._hold_seconds = take_over, start_timeout, hold_seconds
+        self._kube, self._owner, self._target = kube, owner, target
+        self._take_over, self._hold_seconds = take_over, hold_seconds
         self._prober, overrides = prober or Prober(), overrides or Overrides()
         self._canary = Canary(kube, owner, target, clock, self._prober, overrides, drain_timeout, canary_labels)
-        self._asked: dict[str, float] = {}  # when this process first asked a pod in vain, by uid
+        self._servers = Servers(kube, target, self._canary, self._prober, clock, start_timeout)
         self._share = RouteShare(kube, owner, target.namespace, self._canary, http_route, take_over)
         self._preflight = Preflight(kube, owner, target, self._canary, self._share, overrides, take_over, cold_start)
 
@@ -232,30 +204,9 @@ class DeploymentTarget:
     def _see(self) -> _Seen:
         deployment = self._target.read(self._kube)
         canary, canary_pods = self._canary.find(), self._canary.pods()
-        servers = [self._server(pod, canary=False) for pod in own_pods(self._kube, deployment) if _counts(pod)]
-        servers += [self._server(pod, canary=True) for pod in canary_pods if _counts(pod)]
+        servers = self._servers.see(deployment, canary_pods)
         template, weighed = self._target.template(deployment), self._share.see(canary)
         return _Seen(deployment, template, Note.read(deployment), servers, canary, canary_pods, weighed)
-
-    def _server(self, pod: Json, *, canary: bool) -> _Server:
-        try:
-            template = PodTemplate(pod, self._target.container)
-        except Refused as refused:
-            return _Server(pod, None, str(refused), canary)
-        trouble = pods.waiting_for(pod, template.name) or ("" if pods.is_ready(pod) else "not ready")
-        trouble = trouble or self._unproven(pod, template)
-        if not trouble and canary and not self._canary.serves(pod):
-            trouble = _NO_REQUESTS
-        return _Server(pod, template, trouble, canary)
-
-    def _unproven(self, pod: Json, template: PodTemplate) -> str:
-        """Why a ready pod has not completed a token yet; a new process asks each again, and that may take its time."""
-        trouble, uid = self._prober.unproven(pod, template), str(pod["metadata"]["uid"])
-        if trouble is None:
-            self._asked.pop(uid, None)
-            return ""
-        self._asked.setdefault(uid, self._clock.now())
-        return trouble
 
     def _view(self, seen: _Seen, plan: TargetPlan) -> View:
         known = {plan.baseline.hash, plan.candidate.hash}
@@ -324,8 +275,7 @@ class DeploymentTarget:
         if seen.canary is None:  # somebody deleted it under the route
             return self._share.give_back(seen.weighed)
         alive = any(
-            s.canary and pods.is_ready(s.pod) and (self._canary.serves(s.pod) or s.trouble == _NO_REQUESTS)
-            for s in seen.servers
+            s.canary and pods.is_ready(s.pod) and (self._canary.serves(s.pod) or s.answers) for s in seen.servers
         )
         return self._share.before(
             seen.weighed,
@@ -405,43 +355,19 @@ class DeploymentTarget:
         if (not plan.canary and not plan.updated) or plan.candidate.hash == plan.baseline.hash:
             return None
         for server in seen.servers:
-            if server.candidate != plan.candidate.hash or server.template is None:
+            if server.candidate != plan.candidate.hash:
                 continue
             if server.canary and not plan.canary:
                 continue  # it goes anyway: how it ends says nothing any more
-            failure = self._failure_of(server.pod, server.template, server.trouble)
+            failure = self._servers.failure(server)
             if failure is not None:
                 return failure.model_copy(update={"cause": f"{pods.name_of(server.pod)}: {failure.cause}"})
         return None
-
-    def _failure_of(self, pod: Json, template: PodTemplate, trouble: str) -> Failure | None:
-        if pods.restarts(pod, template.name) or pods.ended(pod, template.name):
-            return pods.explain(self._kube, pod, template.name)[0]
-        if trouble in ("", _NO_REQUESTS):
-            return None
-        waiting = pods.waiting_for(pod, template.name)
-        begun = pods.unready_since(pod, template.name) if waiting is None else pod["metadata"]["creationTimestamp"]
-        since = parse_time(str(begun or pod["metadata"]["creationTimestamp"]))
-        waited = self._clock.now() - max(since, self._asked.get(str(pod["metadata"]["uid"]), 0.0))
-        if waited <= self._start_timeout:
-            return None
-        if waiting is not None:
-            return Failure(
-                kind=FailureKind.UNSCHEDULABLE,
-                cause=f"given up after {waited:.0f} s: {waiting}",
-                advice="Free a GPU or correct what is named, then start again.",
-            )
-        return pods.explain(self._kube, pod, template.name, hung=True)[0]
 
 
 def _desired(deployment: Json) -> int:
     found = deployment["spec"].get("replicas")
     return 1 if found is None else int(found)
-
-
-def _counts(pod: Json) -> bool:
-    """Not those that end, nor what is left of evicted ones: their successors count."""
-    return not pods.ending(pod) and pods.phase(pod) not in ("Succeeded", "Failed")
 
 
 def _by_weight(plan: TargetPlan, canary: Json | None) -> bool:
