@@ -51,7 +51,8 @@ def raw(records: list[Record], **more) -> Raw:
 def job(**more) -> LoadJob:
     workload = more.pop("workload", {"concurrency": 4})
     full = Workload(prompt_tokens=Lengths(fixed=20), output_tokens=Lengths(fixed=TOKENS), **workload)
-    return LoadJob(url="http://x", workload=full, duration=10.0, max_warmup=10.0, seed=3, **more)
+    given = {"url": "http://x", "duration": 10.0, "max_warmup": 10.0, "seed": 3, **more}
+    return LoadJob(workload=full, **given)
 
 
 def void(gathered: Raw, asked: LoadJob | None = None) -> str:
@@ -84,13 +85,18 @@ def test_ramp_requests_count_as_tokens_but_not_as_latencies():
     ("more", "reason"),
     [
         ({"cpu_seconds": 9.6}, "96% of a core"),
-        ({"steal": 0.12}, "12% of this machine's CPU time to others"),
+        ({"steal": 0.22}, "22% of this machine's CPU time to others"),
         ({"clock_jumps": 1}, "clock of this machine was set"),
         ({"before": Scrape(START, START, "")}, "stopped answering"),
     ],
 )
 def test_a_generator_past_its_budget_voids(more, reason):
     assert reason in void(raw(steady(), **more))
+
+
+def test_what_is_stolen_over_a_few_seconds_comes_and_goes_and_voids_nothing():
+    assert "CPU time" not in void(raw(steady(), steal=0.18))
+    assert "CPU time" not in void(raw(steady(), steal=0.22), job(duration=9.0))
 
 
 def test_too_few_streams_void():
