@@ -167,11 +167,6 @@ def test_the_way_there_and_back_with_the_shipped_rights(
         assert route["spec"] == before["spec"]
         assert httproute.managers(route) == ["helm"]
         assert not route["metadata"].get("annotations")
-        go(plan(2, canary=True))
-        go(plan(2))
-        go(plan(0))
-        go(plan(canary=True))
-        assert weights(admin, namespace) == {"llm": 750, "llm-canary": 250}
         go(plan(0))
     assert clients.failures == []
     assert release_abandoned(limited, namespace, {owner.uid}, SystemClock()) == []

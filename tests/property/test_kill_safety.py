@@ -92,7 +92,7 @@ def test_without_a_kill(spares: int) -> None:
     assert world.most_servers == spares
 
 
-SCHEDULES = int(os.environ.get("KILL_SCHEDULES", "200"))
+SCHEDULES = int(os.environ.get("KILL_SCHEDULES", "100"))
 PARTS = 4
 """The moments are dealt to so many tests, which can run side by side."""
 
