@@ -35,17 +35,6 @@ from tunewright.platform.kubernetes.httproute import RECORD_ANNOTATION, Record
 from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.ports import Conflict, PortError, Refused
 
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return new_cluster()
-
-
-@pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
-    return Servers(monkeypatch)
-
-
 # --- what the route becomes -------------------------------------------------------------------------------------------
 
 

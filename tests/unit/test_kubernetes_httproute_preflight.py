@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from fake_cluster import NAMESPACE, FakeCluster
-from fake_production import NEW, Servers, new_cluster
+from fake_production import NEW, Servers
 from fake_route import RULES, begin, live, make, plan, until
 
 from tunewright.kube.errors import Invalid, NotAdmitted
@@ -14,16 +14,6 @@ from tunewright.platform.kubernetes.canary import ROUTE
 from tunewright.platform.kubernetes.httproute import RECORD_ANNOTATION, Record
 from tunewright.platform.kubernetes.names import Owner
 from tunewright.platform.kubernetes.target import DeploymentTarget
-
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return new_cluster()
-
-
-@pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
-    return Servers(monkeypatch)
 
 
 def without_gateway_api(cluster: FakeCluster) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fake_cluster import NAMESPACE, FakeCluster
-from fake_production import OWNER, REF, container, new_cluster, node, production
+from fake_production import OWNER, REF, container, node, production
 
 from tunewright.knobs import asking
 from tunewright.knobs.knob import Family
@@ -18,11 +18,6 @@ HELP = (Path(__file__).parents[1] / "fixtures/vllm/vllm-0.32-serve-help.txt").re
 CONFIG = {"architectures": ["NemotronH"], "num_hidden_layers": 52, "hybrid_override_pattern": "MEM*",
           "n_routed_experts": 128}  # fmt: skip
 ROLE = {"tunewright.dev/role": "facts"}
-
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return new_cluster()
 
 
 def inquiry(cluster: FakeCluster, **overrides) -> ImageInquiry:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from fake_cluster import NAMESPACE, Clock, FakeCluster
-from fake_production import OWNER, new_cluster
+from fake_production import OWNER
 from restapi import measured
 
 from tunewright.domain.answers import Answer
@@ -25,11 +25,6 @@ WORKLOAD = Workload(concurrency=2, prompt_tokens=Lengths(fixed=16), output_token
 FAILED = LoadResult(failure="the server is gone", content_seed=7)
 
 ANSWERS = (Answer(prompt="p", text="a b", tokens=("a", "b"), top=({"a": -0.1},)),)
-
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return new_cluster()
 
 
 def make(cluster: FakeCluster, **more) -> KubernetesLoadTest:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_cluster import NAMESPACE, FakeCluster
-from fake_production import ARGS, BASELINE, NEW, OWNER, REF, Servers, container, deployment, new_cluster, production
+from fake_production import ARGS, BASELINE, NEW, OWNER, REF, Servers, container, deployment, production
 
 from tunewright.domain.state import FailureKind
 from tunewright.domain.tuning import Slo
@@ -88,16 +88,6 @@ def modern(**more: Any) -> Json:
         volumeMounts=[{"name": "weights", "mountPath": "/w", "readOnly": True, "recursiveReadOnly": "IfPossible"}],
     )
     return copy.deepcopy(MODERN) | {"containers": [mine | more]}
-
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return new_cluster()
-
-
-@pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
-    return Servers(monkeypatch)
 
 
 def spare_of(cluster: FakeCluster, **more: Any) -> KubernetesSpare:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from fake_cluster import NAMESPACE, FakeCluster
-from fake_production import NEW, OWNER, REF, Servers, container, new_cluster, production
+from fake_production import NEW, OWNER, REF, container, production
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.state import FailureKind
@@ -20,16 +20,6 @@ from tunewright.ports import PortError, Refused, ServerPhase
 
 START = 100.0
 POD = "chat-001-x-1"
-
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return new_cluster()
-
-
-@pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
-    return Servers(monkeypatch)
 
 
 def make(cluster: FakeCluster, **more) -> KubernetesSpare:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from fake_cluster import NAMESPACE, FakeCluster
-from fake_production import ARGS, BASELINE, NEW, OWNER, REF, Servers, container, new_cluster, node, production
+from fake_production import ARGS, BASELINE, NEW, OWNER, REF, container, node, production
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.state import FailureKind
@@ -16,16 +16,6 @@ from tunewright.platform.kubernetes.fields import ROLLOUT_ANNOTATION
 from tunewright.platform.kubernetes.names import PERSISTENT_VOLUME_CLAIMS, Owner
 from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.ports import PortError, Refused, TargetPlan, TargetStatus
-
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return new_cluster()
-
-
-@pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
-    return Servers(monkeypatch)
 
 
 def make(cluster: FakeCluster, **more) -> DeploymentTarget:

@@ -63,8 +63,7 @@ def _lengths(given: argparse.Namespace, what: str, usual: int) -> Lengths:
     fixed, normal = getattr(given, f"{what}_tokens"), getattr(given, f"{what}_normal")
     if normal is None:
         return Lengths(fixed=usual if fixed is None else fixed)
-    if fixed is not None:
-        raise ValueError(f"--{what}-tokens can't be with --{what}-normal, which says that itself")
+    _refuse(given, f"{what}_normal", f"{what}_tokens")
     mean, deviation, least, most = _numbers(f"--{what}-normal", normal, "MEAN:SD:LEAST:MOST", (float, float, int, int))
     return Lengths(normal=Normal(mean=mean, standard_deviation=deviation, least=int(least), most=int(most)))
 

@@ -12,6 +12,7 @@ import re
 import socket
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -72,7 +73,7 @@ def kernel_stamps() -> socket.socket | None:
     return holder
 
 
-class Connection:
+class Connection(ABC):
     """One connection, with one request at a time. Subclasses move the bytes."""
 
     def __init__(self, recorder: Recorder, done: Done, lost: Lost) -> None:
@@ -92,12 +93,12 @@ class Connection:
         record.sent_ns = time.time_ns()
         self._write(payload)
 
+    @abstractmethod
     def close(self) -> None:
         """Close it; a request in flight is left to its owner."""
-        raise NotImplementedError
 
-    def _write(self, payload: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write(self, payload: bytes) -> None: ...
 
     def _reset(self) -> None:
         self._head = b""

@@ -165,7 +165,7 @@ def _objective(record: TuningRecord, trials: Sequence[TrialRecord]) -> Iterator[
             yield catalog.BEST_OBJECTIVE_LOW, labels, ends[0]
             yield catalog.BEST_OBJECTIVE_HIGH, labels, ends[1]
     for finalist in {finalist.candidate.hash: finalist for finalist in record.finalists}.values():
-        # Below two rounds there is no interval, only a placeholder that would be plotted as a loss of 100 %.
+        # Below two rounds there is no interval, only a stand-in that would be plotted as a loss of 100 %.
         if finalist.gain is not None and finalist.gain.rounds >= 2:
             of = (finalist.candidate.hash,)
             yield catalog.GAIN, of, finalist.gain.estimate.value
