@@ -27,6 +27,13 @@ class Resource:
         """The path of the group and version."""
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
+    def owner(self, name: str, uid: str) -> dict[str, object]:
+        """The owner reference of what the garbage collector is to take away with one object.
+
+        Without `blockOwnerDeletion`: no deletion must wait for anything of ours.
+        """
+        return {"apiVersion": self.api_version, "kind": self.kind, "name": name, "uid": uid, "controller": True}
+
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
         """The path of one object, or of the collection; `namespace` None means all namespaces (or cluster-scoped)."""
         parts = [self.root]

@@ -344,16 +344,12 @@ def _read_spec(found: Json) -> tuple[Tuning | None, list[str]]:
 
 
 def _new_trial(tuning: str, uid: str, key: str, trial: TrialRecord) -> Json:
-    owner = {
-        "apiVersion": TUNINGS.api_version,
-        "kind": TUNINGS.kind,
-        "name": tuning,
-        "uid": uid,
-        "controller": True,
-        # Not blockOwnerDeletion: a tuning's deletion must not wait for anything of ours.
-    }
     return {
-        "metadata": {"name": key, "labels": {**MANAGED_BY, TUNING_LABEL: tuning}, "ownerReferences": [owner]},
+        "metadata": {
+            "name": key,
+            "labels": {**MANAGED_BY, TUNING_LABEL: tuning},
+            "ownerReferences": [TUNINGS.owner(tuning, uid)],
+        },
         "spec": {
             "id": trial.id,
             "number": trial.number,

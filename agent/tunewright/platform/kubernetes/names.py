@@ -30,14 +30,8 @@ class Owner:
 
     @property
     def reference(self) -> Json:
-        """Without `blockOwnerDeletion`: a tuning's deletion must not wait for anything of ours."""
-        return {
-            "apiVersion": TUNINGS.api_version,
-            "kind": TUNINGS.kind,
-            "name": self.name,
-            "uid": self.uid,
-            "controller": True,
-        }
+        """That of all that is deleted with it."""
+        return TUNINGS.owner(self.name, self.uid)
 
     def owns(self, found: Json) -> bool:
         """Whether an object is this very tuning's, not one of an earlier tuning of the same name."""

@@ -133,7 +133,8 @@ class RouteShare:
         mine = self._own_service()
         if mine is None:
             body = self._service(theirs)
-            body["metadata"]["ownerReferences"] = [_owned_by(found)]
+            metadata = found["metadata"]
+            body["metadata"]["ownerReferences"] = [DEPLOYMENTS.owner(metadata["name"], metadata["uid"])]
             self._kube.create(SERVICES, body, self._namespace)
             return False
         if not mine["metadata"].get("ownerReferences"):
@@ -357,17 +358,6 @@ def _goes_with(service: Json | None, found: Json) -> bool:
     """Whether the garbage collector takes this Service away with that Deployment, and not before."""
     owners = service["metadata"].get("ownerReferences") or [] if service is not None else []
     return found["metadata"]["uid"] in {each.get("uid") for each in owners}
-
-
-def _owned_by(found: Json) -> Json:
-    metadata = found["metadata"]
-    return {
-        "apiVersion": DEPLOYMENTS.api_version,
-        "kind": DEPLOYMENTS.kind,
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-    }
 
 
 def _no_place(name: str, services: Sequence[str], found: Sequence[str]) -> str:
