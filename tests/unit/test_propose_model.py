@@ -56,6 +56,18 @@ def test_room_for_the_clients_is_believed_in_and_no_more():
     assert prior(told, encoding, max_num_seqs=512) == prior(told, encoding, max_num_seqs=128)
 
 
+def test_graphs_are_worth_what_the_steps_with_prompts_in_them_lose_without():
+    told, encoding = beliefs(traffic())
+    half = {"max_num_seqs": 128}  # 128 decode, and one prompt of 512 rides along in every other step
+    gain = prior(told, encoding, **half, max_cudagraph_capture_size=1024) - prior(told, encoding, **half)
+    assert 0.1 < gain < math.log(1.5)
+    assert prior(told, encoding, **half, max_cudagraph_capture_size=2048) > prior(told, encoding, **half) + gain
+    decoding = {**half, "max_cudagraph_capture_size": 2048, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    assert prior(told, encoding, **decoding) < prior(told, encoding, **half, max_cudagraph_capture_size=2048) - 0.1
+    alone, _ = beliefs()
+    assert prior(alone, encoding, **half, max_cudagraph_capture_size=128) == prior(alone, encoding, **half)
+
+
 def test_prefix_caching_is_worth_what_the_traffic_shares():
     reused, encoding = beliefs(traffic())
     never, _ = beliefs(traffic(prefix_reuse=0.0))

@@ -20,6 +20,7 @@ from tunewright.knobs.validity import problems
 from tunewright.ports import Proposer, Refused
 from tunewright.propose.proposer import OptunaProposer
 from tunewright.propose.space import build_space
+from tunewright.propose.starts import starts
 
 HYBRID = ModelFacts(
     family=Family.HYBRID, attention_heads=32, experts=128, mtp_layers=1, gpu_count=1, gpu_memory_gib=139.8,
@@ -120,8 +121,25 @@ def test_the_first_trials_are_chosen():
     assert tried[0] == {"max_model_len": 4096}  # vLLM's defaults, for this model length
     assert tried[1] == {**BASELINE.values, "max_num_seqs": 384}  # twice the 150 that were seen
     assert tried[2] == {**BASELINE.values, "enable_prefix_caching": True}
-    assert tried[3] == {**BASELINE.values, "speculative_method": "mtp", "num_speculative_tokens": 1}
-    assert tried[4] == {**tried[3], "mamba_backend": "flashinfer"}  # on top of what helped
+    assert tried[3] == {**BASELINE.values, "max_cudagraph_capture_size": 1024}  # 64 decode, and a prompt of 512
+    assert tried[4] == {**BASELINE.values, "speculative_method": "mtp", "num_speculative_tokens": 1,
+                        "mamba_backend": "flashinfer", "max_cudagraph_capture_size": 1024}  # fmt: skip
+
+
+@pytest.mark.parametrize(("facts", "traffic", "largest"), [
+    (HYBRID, profile(concurrency_p95=256.0), 2048),  # 256 that decode, and two prompts at a time
+    (HYBRID, profile(concurrency_p95=256.0, output_tokens_mean=1024.0), 1024),  # hardly ever more than one prompt
+    (HYBRID, profile(concurrency_p95=256.0, output_tokens_mean=8192.0), None),  # hardly ever a prompt
+    (HYBRID, profile(concurrency_p95=64.0, prompt_tokens_mean=64.0), None),  # within the 512 that vLLM captures for
+    (HYBRID, profile(concurrency_p95=256.0, prompt_tokens_mean=8192.0), None),  # beyond any graph: it is computing then
+    (DENSE, profile(concurrency_p95=256.0), None),  # few kernels
+    (HYBRID, None, None),
+])  # fmt: skip
+def test_graphs_are_wanted_for_the_steps_in_which_prompts_ride_along(facts, traffic, largest):
+    nothing = Candidate(values={})
+    steps = starts(build_space(Search(), facts, nothing), nothing, [], traffic, facts)
+    chosen = [step.candidate.values for step in steps if step.reason.startswith("CUDA graphs")]
+    assert chosen == ([{"max_cudagraph_capture_size": largest}] if largest else [])
 
 
 def test_steps_go_from_the_defaults_where_those_are_better():
@@ -135,8 +153,7 @@ def test_steps_that_helped_are_tried_together():
         return 1000.0 + 200 * ("mamba_backend" in values) + 300 * (values.get("enable_prefix_caching") is True)
 
     trials = search(9, answer, traffic=profile())
-    both = {**BASELINE.values, "mamba_backend": "flashinfer", "enable_prefix_caching": True}
-    assert both in [one.candidate.values for one in trials]
+    assert max(answer(one.candidate) for one in trials[1:8]) == 1500
 
 
 def test_without_reuse_prefix_caching_is_no_first_step():

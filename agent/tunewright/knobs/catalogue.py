@@ -135,7 +135,7 @@ GRAPHS = (
     Knob(
         "max_cudagraph_capture_size", "int", "graphs", "Largest batch that runs as a CUDA graph.",
         "twice max_num_seqs, at most 512", _HELP,
-        flag="--max-cudagraph-capture-size", minimum=0, grid=(128, 256, 512, 1024), gpu=True,
+        flag="--max-cudagraph-capture-size", minimum=0, grid=(128, 256, 512, 1024, 2048), gpu=True,
         needs="no enforce_eager",
     ),
 )  # fmt: skip

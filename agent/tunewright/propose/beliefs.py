@@ -13,6 +13,7 @@ from tunewright.domain.candidate import KnobValue
 from tunewright.domain.profile import TrafficProfile
 from tunewright.knobs.facts import ModelFacts
 from tunewright.propose.encoding import Array, Encoding, Rows
+from tunewright.propose.graphs import CAPTURED, launched_singly, slower
 from tunewright.propose.memory import MemoryModel
 from tunewright.propose.space import Axis
 
@@ -104,8 +105,21 @@ class Beliefs:
         for feature in self.features:
             total += feature.mean[feature.level(rows)]
         if not self._latency:
-            total += _BATCH_EXPONENT * np.log(self.running(rows))
+            total += _BATCH_EXPONENT * np.log(self.running(rows)) - np.log1p(self._launching(rows))
         return total
+
+    def _launching(self, rows: Rows) -> Array:
+        """What steps without a CUDA graph are believed to add to the time of the traffic's steps: 1 doubles it."""
+        longer = slower(self._facts)
+        if longer == 0.0 or self._profile is None or math.isinf(self._clients):
+            return np.zeros(len(rows))
+        mixed = self._encoding.map(rows, "cudagraph_mode", lambda mode: float(mode != "FULL_DECODE_ONLY"))
+        seqs = self._encoding.number(rows, "max_num_seqs", 256.0)
+        captured = self._encoding.number(rows, "max_cudagraph_capture_size")
+        captured = np.where(captured > 0, captured, np.minimum(2 * seqs, CAPTURED))
+        batch = self._encoding.number(rows, "max_num_batched_tokens", math.inf)
+        depth = self._encoding.depth(rows)
+        return longer * launched_singly(self._profile, self.running(rows), depth, captured, mixed, batch)
 
     def running(self, rows: Rows) -> Array:
         """Requests that run at a time: as many as clients, max_num_seqs and the KV cache allow."""

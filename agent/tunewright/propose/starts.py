@@ -12,9 +12,11 @@ from tunewright.domain.state import TrialOutcome, TrialRecord
 from tunewright.knobs.catalogue import is_lossy
 from tunewright.knobs.facts import ModelFacts
 from tunewright.ports import Proposal
+from tunewright.propose.graphs import CAPTURED, slower, tokens_to_capture
 from tunewright.propose.space import Space
 
 _REUSE_THAT_MATTERS = 0.02
+_LAUNCHES_MATTER = 0.5  # of a step's time, lost without a graph, is worth a trial
 
 Step = tuple[dict[str, KnobValue], str]
 
@@ -75,16 +77,44 @@ def _steps(space: Space, base: Candidate, profile: TrafficProfile | None, facts:
     if matters and uncached and _on_axis(space, "enable_prefix_caching", True):
         shared = "prompts may share prefixes" if reuse is None else f"{reuse:.0%} of prompt tokens are shared prefixes"
         yield {"enable_prefix_caching": True}, shared
+    graphs = _larger_graphs(space, base, profile, facts, 0)
+    if graphs is not None:
+        told = f"CUDA graphs for steps of up to {graphs:,} tokens, with prompts in them"
+        yield {"max_cudagraph_capture_size": graphs}, told
     depth = _at_least(space, "num_speculative_tokens", 1)
     if depth is not None and not base.values.get("num_speculative_tokens"):
         method = _own_drafter(space, base, facts)
         if method is not None:
-            yield {"speculative_method": method, "num_speculative_tokens": depth}, f"speculation by {method}, one token"
+            drafting: dict[str, KnobValue] = {"speculative_method": method, "num_speculative_tokens": depth}
+            graphs = _larger_graphs(space, base, profile, facts, int(depth))
+            if graphs is not None:  # what is drafted counts among a step's tokens
+                drafting["max_cudagraph_capture_size"] = graphs
+            told = f"speculation by {method}, one token"
+            if _on_axis(space, "mamba_backend", "flashinfer"):  # every drafted token is one more update of the state
+                drafting["mamba_backend"] = "flashinfer"
+                told += ", on FlashInfer's Mamba kernels"
+            yield drafting, told
     if _on_axis(space, "mamba_backend", "flashinfer") and _resolved(space, base, "mamba_backend") != "flashinfer":
         yield {"mamba_backend": "flashinfer"}, "other kernels for the Mamba state"
     for name, value in (("mamba_ssm_cache_dtype", "float16"), ("kv_cache_dtype", "fp8")):
         if _on_axis(space, name, value) and is_lossy(name, value) and base.values.get(name) != value:
             yield {name: value}, f"half the memory by {name} {value}"
+
+
+def _larger_graphs(
+    space: Space, base: Candidate, profile: TrafficProfile | None, facts: ModelFacts, depth: int
+) -> KnobValue | None:
+    """The capture size for steps in which prompts ride along, where that matters and the base's is too small."""
+    if profile is None or slower(facts) < _LAUNCHES_MATTER:
+        return None
+    seqs = _resolved(space, base, "max_num_seqs")
+    running = min(profile.concurrency_p95, float(seqs) if seqs is not None else profile.concurrency_p95)
+    tokens = tokens_to_capture(profile, running, depth)
+    captured = _resolved(space, base, "max_cudagraph_capture_size") or CAPTURED
+    if tokens is None or float(captured) >= tokens:
+        return None
+    size = _at_least(space, "max_cudagraph_capture_size", tokens)
+    return size if size is not None and float(size) >= tokens else None
 
 
 def _own_drafter(space: Space, base: Candidate, facts: ModelFacts) -> KnobValue | None:
