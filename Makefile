@@ -63,7 +63,7 @@ bench-controller: $(STAMP) ## The controller's cost at rest and its reactions, w
 	@mkdir -p build
 	$(BIN)/python -m benchmarks.controller --json build/bench-controller.json
 
-bench-rollout: $(STAMP) ## How often the canary's analysis is right, and when, against the rules of others: some 10 minutes
+bench-rollout: $(STAMP) ## How often the canary's analysis is right, and when, against the rules of others: some 40 minutes
 	@mkdir -p build
 	$(BIN)/python -m benchmarks.rollout --json build/bench-rollout.json
 

@@ -68,6 +68,19 @@ def test_graphs_are_worth_what_the_steps_with_prompts_in_them_lose_without():
     assert prior(alone, encoding, **half, max_cudagraph_capture_size=128) == prior(alone, encoding, **half)
 
 
+def test_a_mamba_state_in_16_bits_is_worth_more_the_more_requests_run():
+    hybrid = ModelFacts(family=Family.HYBRID, mtp_layers=0, gpu_count=1, gpu_memory_gib=139.8)
+    space = build_space(Search(allow_lossy=True), hybrid, BASELINE)
+    encoding = Encoding(space)
+
+    def gain(streams):
+        seen = traffic(concurrency_p95=streams)
+        told = Beliefs(encoding, MemoryModel([], encoding, hybrid), seen, hybrid, latency=False)
+        return prior(told, encoding, mamba_ssm_cache_dtype="float16") - prior(told, encoding)
+
+    assert 0 < gain(4.0) < 0.02 < 0.08 < gain(256.0) < 0.2
+
+
 def test_prefix_caching_is_worth_what_the_traffic_shares():
     reused, encoding = beliefs(traffic())
     never, _ = beliefs(traffic(prefix_reuse=0.0))

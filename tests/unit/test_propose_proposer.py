@@ -142,6 +142,18 @@ def test_graphs_are_wanted_for_the_steps_in_which_prompts_ride_along(facts, traf
     assert chosen == ([{"max_cudagraph_capture_size": largest}] if largest else [])
 
 
+@pytest.mark.parametrize(("streams", "lossy", "place"), [(256.0, True, 0), (256.0, False, None), (8.0, True, -2)])
+def test_half_of_a_state_that_many_requests_have_comes_first(streams, lossy, place):
+    nothing = Candidate(values={})
+    space = build_space(Search(allow_lossy=lossy), HYBRID, nothing)
+    traffic = profile(concurrency_p95=streams, prefix_reuse=0.0)
+    steps = [one.reason for one in starts(space, nothing, [], traffic, HYBRID)]
+    half = "half the memory by mamba_ssm_cache_dtype float16"
+    assert steps.count(half) == (place is not None)
+    if place is not None:
+        assert steps[1:][place] == half  # the first is vLLM's defaults
+
+
 def test_steps_go_from_the_defaults_where_those_are_better():
     trials = search(3, lambda c: 900.0 if "max_num_seqs" in c.values else 2000.0, traffic=profile())
     assert trials[2].candidate.values == {"max_model_len": 4096, "enable_prefix_caching": True}

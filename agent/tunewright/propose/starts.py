@@ -16,6 +16,7 @@ from tunewright.propose.graphs import CAPTURED, slower, tokens_to_capture
 from tunewright.propose.space import Space
 
 _REUSE_THAT_MATTERS = 0.02
+_MANY_STREAMS = 128  # whose Mamba states are a good part of what a decode step reads and writes
 _LAUNCHES_MATTER = 0.5  # of a step's time, lost without a graph, is worth a trial
 
 Step = tuple[dict[str, KnobValue], str]
@@ -77,6 +78,8 @@ def _steps(space: Space, base: Candidate, profile: TrafficProfile | None, facts:
     if matters and uncached and _on_axis(space, "enable_prefix_caching", True):
         shared = "prompts may share prefixes" if reuse is None else f"{reuse:.0%} of prompt tokens are shared prefixes"
         yield {"enable_prefix_caching": True}, shared
+    if concurrency >= _MANY_STREAMS:
+        yield from _halved(space, base, "mamba_ssm_cache_dtype", "float16")
     graphs = _larger_graphs(space, base, profile, facts, 0)
     if graphs is not None:
         told = f"CUDA graphs for steps of up to {graphs:,} tokens, with prompts in them"
@@ -96,9 +99,14 @@ def _steps(space: Space, base: Candidate, profile: TrafficProfile | None, facts:
             yield drafting, told
     if _on_axis(space, "mamba_backend", "flashinfer") and _resolved(space, base, "mamba_backend") != "flashinfer":
         yield {"mamba_backend": "flashinfer"}, "other kernels for the Mamba state"
-    for name, value in (("mamba_ssm_cache_dtype", "float16"), ("kv_cache_dtype", "fp8")):
-        if _on_axis(space, name, value) and is_lossy(name, value) and base.values.get(name) != value:
-            yield {name: value}, f"half the memory by {name} {value}"
+    if concurrency < _MANY_STREAMS:
+        yield from _halved(space, base, "mamba_ssm_cache_dtype", "float16")
+    yield from _halved(space, base, "kv_cache_dtype", "fp8")
+
+
+def _halved(space: Space, base: Candidate, name: str, value: KnobValue) -> Iterator[Step]:
+    if _on_axis(space, name, value) and is_lossy(name, value) and base.values.get(name) != value:
+        yield {name: value}, f"half the memory by {name} {value}"
 
 
 def _larger_graphs(
