@@ -17,7 +17,7 @@ from tunewright.controller.reconcile import reconcile
 from tunewright.domain.answers import QualityPrompt
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import BEFORE_CONFIRMING, TERMINAL
-from tunewright.domain.state import TrialRecord, TuningRecord
+from tunewright.domain.state import TrialPurpose, TrialRecord, TuningRecord
 from tunewright.domain.tuning import Tuning
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.errors import NotFound
@@ -296,6 +296,7 @@ class Cluster:
             canary_labels=spec.promotion.canary.labels,
             http_route=spec.promotion.canary.http_route,
             cold_start=lambda candidate: first_start(self.trials.of((namespace, owner.name), owner.uid), candidate),
+            longest_answer=lambda: longest_answer(self.trials.of((namespace, owner.name), owner.uid)),
         )
         inquiry = ImageInquiry(self.kube, owner, ref, self.clock, overrides)
         context = Context(
@@ -353,6 +354,12 @@ def config_map_prompts(kube: Kube, namespace: str, name: str | None) -> Sequence
 def first_start(trials: Sequence[TrialRecord], candidate: Candidate) -> float | None:
     """Seconds that a candidate took to start in its first trial: nothing of it was cached then."""
     return next((t.start_seconds for t in trials if t.candidate.hash == candidate.hash and t.start_seconds), None)
+
+
+def longest_answer(trials: Sequence[TrialRecord]) -> float | None:
+    """Seconds that the slowest hundredth of the answers took in any confirming run: near the longest of production."""
+    runs = [t.measurement for t in trials if t.purpose is TrialPurpose.CONFIRM and t.measurement is not None]
+    return max((run.e2e.p99 for run in runs), default=None)
 
 
 def _key(metadata: Json) -> Key:

@@ -281,6 +281,11 @@ class Target(Protocol):
         """What production is configured to run now, read from production itself."""
         ...
 
+    def beside_knobs(self) -> str:
+        """What production runs beside its knobs, for people: image, model, all other arguments. The same text while
+        nothing of that changed; empty where it can't change under a tuning (its own spec says it), or isn't known."""
+        ...
+
     def observe(self) -> TargetStatus:
         """Production as it is; changes nothing."""
         ...

@@ -113,6 +113,10 @@ class World:
         self.answers: Callable[[Candidate, int, int], list[Answer]] = lambda _what, _run, count: same_answers(count)
         self.intruder: Candidate | None = None
         self.let_go = 0
+        self.canary_stays = ""
+        """Why the canary can't be taken away now."""
+        self.target_is_gone = False
+        self.beside_knobs = "vllm-openai:v0.32.0: `vllm serve m`"
         self.prompts: tuple[QualityPrompt, ...] | Refused = ()
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ("helm owns the arguments",)
@@ -369,6 +373,9 @@ class FakeTarget:
     def baseline(self) -> Candidate:
         return self.world.stable
 
+    def beside_knobs(self) -> str:
+        return self.world.beside_knobs
+
     def observe(self) -> TargetStatus:
         return self._status(settled=True, detail="as it is")
 
@@ -385,18 +392,27 @@ class FakeTarget:
         return str(dict(candidate.values))
 
     def let_go(self) -> bool:
-        self.world.canary = self.world.surge = None
+        self._not_gone()
+        self.world.surge = None
+        if not self.world.canary_stays:
+            self.world.canary = None
         self.world.let_go += 1
         return True
 
+    def _not_gone(self) -> None:
+        if self.world.target_is_gone:
+            raise Refused("there is no Deployment vllm in namespace prod; name it right")
+
     def apply(self, plan: TargetPlan) -> TargetStatus:
         world, now = self.world, self.world.clock.now()
+        self._not_gone()
         world.plans.append(plan)
         self._follow_canary(plan, now)
         if world.intruder is not None and world.intruder.hash not in (plan.baseline.hash, plan.candidate.hash):
             foreign = f"argocd changed the arguments to {dict(world.intruder.values)}"
             return replace(self._status(False, "somebody else changed it"), foreign=foreign)
         settled = plan.canary == (world.canary is not None) and self._is_ready(world.canary, now)
+        held = world.canary_stays if world.canary is not None else ""
         for slot, server in enumerate(world.fleet):
             wanted = plan.candidate if slot < plan.updated else plan.baseline
             if server.candidate.hash == wanted.hash:
@@ -420,7 +436,8 @@ class FakeTarget:
         failure = None
         if world.canary and (broken := self._canary_behaviour().failure):
             failure = broken
-        return self._status(settled, "moving" if not settled else "settled", failure)
+        status = self._status(settled, "moving" if not settled else "settled", failure)
+        return replace(status, foreign=held) if held else status
 
     def check(self, updated: int) -> None:
         """Invariant 1: somebody of a known-good configuration answers at every moment.
@@ -435,7 +452,7 @@ class FakeTarget:
         if plan.canary and self.world.canary is None:
             start = self.world.behaviour(plan.candidate).start
             self.world.canary = Server("canary", plan.candidate, now, now + start)
-        elif not plan.canary:
+        elif not plan.canary and not self.world.canary_stays:
             self.world.canary = None
 
     def _canary_behaviour(self) -> Behaviour:

@@ -260,6 +260,82 @@ def test_somebody_who_gives_production_back_in_time_costs_nothing(world: World) 
     assert world.let_go == 0
 
 
+STAYS = "the share by HTTPRoute chat needs more rights"
+
+
+def test_a_canary_that_can_not_be_taken_away_holds_the_way_back_to_its_end_and_goes_when_it_can(world: World) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.promotion is not None and r.promotion.canary_since is not None)
+    world.canary_stays = STAYS
+    decide(world, "abort")
+    held = world.run(until=lambda r: f"is held at 2 of 2 replicas: {STAYS}" in r.sentence)
+    assert held.phase is Phase.ROLLING_BACK
+    record = world.run(until=lambda r: r.phase is not Phase.ROLLING_BACK)
+    assert record.phase is Phase.FAILED
+    assert f"{STAYS}. All replicas run the baseline; the canary is taken away when that has changed" in record.sentence
+    context = world.context()
+    for _ in range(3):
+        assert reconcile("demo", context), "it is looked at again"
+        assert world.canary is not None
+    world.canary_stays = ""
+    reconcile("demo", context)
+    assert world.canary is None
+    assert reconcile("demo", context) is None
+    assert world.record().sentence == record.sentence
+
+
+def test_a_canary_that_can_be_taken_away_in_time_costs_nothing(world: World) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.promotion is not None and r.promotion.canary_since is not None)
+    world.canary_stays = STAYS
+    decide(world, "abort")
+    world.run(until=lambda r: "is held" in r.sentence)
+    world.clock.advance(3000)
+    world.canary_stays = ""
+    assert world.run().phase is Phase.ROLLED_BACK
+    assert world.canary is None
+    assert world.record().foreign == ""
+
+
+@pytest.mark.parametrize("phase", [Phase.CANARY, Phase.ROLLING, Phase.WATCHING, Phase.ROLLING_BACK])
+def test_a_target_that_is_deleted_in_the_middle_is_named_and_comes_to_an_end(world: World, phase: Phase) -> None:
+    """Going back spun without a pause and without an end."""
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.phase is (phase if phase is not Phase.ROLLING_BACK else Phase.ROLLING))
+    if phase is Phase.ROLLING_BACK:
+        decide(world, "abort")
+        world.run(until=lambda r: r.phase is phase)
+    world.target_is_gone = True
+    before = len(world.calls)
+    record = world.run(until=lambda r: r.phase is Phase.FAILED)
+    assert 600 < world.calls[before:].count("target.apply") < 800, "each five seconds, not all the time"
+    assert "Gave up going back" in record.sentence
+    assert "there is no Deployment vllm" in record.sentence
+
+
+@pytest.mark.parametrize("end", [Phase.PROMOTED, Phase.ROLLED_BACK])
+def test_a_target_that_is_deleted_afterwards_is_nobodys_alarm(world: World, end: Phase) -> None:
+    """A promotion turned into a rollback for it, and what was rolled back spun."""
+    world.run(until=waits)
+    approve(world)
+    if end is Phase.ROLLED_BACK:
+        world.run(until=lambda r: r.phase is Phase.CANARY)
+        decide(world, "abort")
+    assert world.run().phase is end
+    world.target_is_gone = True
+    context = world.context()
+    for _ in range(3):
+        assert reconcile("demo", context) is None
+    record = world.record()
+    assert record.phase is end
+    assert "there is no Deployment vllm" in record.foreign
+    decide(world, "suspend")
+    reconcile("demo", context)
+
+
 def test_nothing_is_promoted_that_somebody_else_changed_meanwhile(world: World) -> None:
     world.run(until=waits)
     approve(world)

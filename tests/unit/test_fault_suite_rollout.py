@@ -432,6 +432,32 @@ def test_another_vllm_than_the_measured_one_is_found_before_anything_moves(monke
     assert not given.touched
 
 
+def test_another_image_or_model_than_the_measured_one_is_found_before_anything_moves() -> None:
+    """flagger#30: the same version and the same knobs, and another model behind them."""
+    given = Given().waits_for_approval()
+    given.world.beside_knobs = "vllm-openai:v0.32.0: `vllm serve other`"
+    given.decide("approve")
+    ended = given.end()
+    assert ended.phase is Phase.FAILED
+    assert "beside vllm-openai:v0.32.0: `vllm serve m`, but production runs" in ended.sentence
+    assert not given.touched
+
+
+def test_an_approval_that_could_not_begin_in_time_expires() -> None:
+    """flagger#1450: a yes of last week is no yes to what is there today."""
+    given = Given().waits_for_approval()
+    given.world.outages = {"target.baseline": 10**6}
+    given.decide("approve")
+    given.passes(3)
+    assert given.record.phase is Phase.AWAITING_APPROVAL
+    given.world.clock.advance(given.record.tuning.spec.promotion.approval_expiry)
+    given.world.outages = {}
+    ended = given.end()
+    assert ended.phase is Phase.REJECTED
+    assert "The approval by ana expired before anything could move" in ended.sentence
+    assert not given.touched
+
+
 def test_traffic_unlike_the_measured_one_is_found_before_anything_moves(metrics_are) -> None:  # type: ignore[no-untyped-def]
     """A gain that was measured with short prompts says nothing of long ones."""
     given = Given().waits_for_approval()

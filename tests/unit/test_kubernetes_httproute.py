@@ -31,6 +31,7 @@ from tunewright.kube.resources import DEPLOYMENTS, HTTP_ROUTES, SERVICES
 from tunewright.kube.times import format_time
 from tunewright.platform.kubernetes import httproute
 from tunewright.platform.kubernetes.abandoned import release_abandoned
+from tunewright.platform.kubernetes.canary import ROUTE
 from tunewright.platform.kubernetes.httproute import RECORD_ANNOTATION, Record
 from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.ports import Conflict, PortError, Refused
@@ -122,7 +123,10 @@ def test_the_whole_way_and_back(cluster: FakeCluster, servers: Servers) -> None:
     cluster.calls.clear()
     until(cluster, servers, plan(1, canary=True))
     order = [(verb, name) for verb, plural, name in cluster.writes() if plural in ("httproutes", "deployments")]
-    assert order[:2] == [("patch", "chat"), ("apply", "llm")], "the route is given back before a replica goes"
+    way = [("patch", "chat"), ("patch", "llm-canary"), ("apply", "llm")]
+    assert order[:3] == way, "the route is given back, and the canary one as without a route, before a replica goes"
+    assert [each["uid"] for each in deployment(cluster)["metadata"]["ownerReferences"]] == [OWNER.uid]
+    assert ROUTE not in deployment(cluster)["metadata"]["annotations"]
     assert in_service(canaries(cluster)[0]), "and it carries traffic by the Service meanwhile"
     as_before(cluster)
     until(cluster, servers, plan(2, canary=True))
@@ -205,6 +209,7 @@ def test_the_weight_is_gone_before_the_drain(cluster: FakeCluster, servers: Serv
     make(cluster).apply(plan())
     assert [call[:2] for call in cluster.writes()] == [("patch", "httproutes")]
     as_before(cluster)
+    make(cluster).apply(plan())
     make(cluster).apply(plan())
     assert "tunewright.dev/retired" in deployment(cluster)["metadata"]["annotations"]
     cluster.tick(10)
@@ -460,7 +465,8 @@ def test_a_tuning_deleted_in_the_roll_brings_both_back(cluster: FakeCluster, ser
     begin(cluster)
     until(cluster, servers, plan(canary=True))
     until(cluster, servers, plan(1, canary=True))
-    assert str(make(cluster).release()).endswith(f"Deployment llm goes back to {BASELINE.hash}")
+    assert make(cluster).release() == f"Deployment llm goes back to {BASELINE.hash}"
+    cluster.delete(DEPLOYMENTS, "llm-canary", NAMESPACE)  # as the garbage collector does, by its owner reference
     for _ in range(60):
         cluster.tick()
     as_before(cluster)

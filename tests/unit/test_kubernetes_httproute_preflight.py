@@ -69,8 +69,8 @@ def argo(cluster: FakeCluster) -> None:
         (refused, "Too many: 17"),
         (not_admitted, "would refuse the canary in HTTPRoute chat: POST llm-canary: services"),
         (there, "HTTPRoute chat sends to Service llm-canary already"),
-        (lambda c: c.forbidden.add("httproutes"), "apply deploy/gateway-api"),
-        (lambda c: c.forbidden.add("endpointslices"), "apply deploy/gateway-api"),
+        (lambda c: c.forbidden.add("httproutes"), "kubectl apply -k deploy/gateway-api"),
+        (lambda c: c.forbidden.add("endpointslices"), "kubectl apply -k deploy/gateway-api"),
     ],
 )  # fmt: skip
 def test_preflight_finds_it_and_nothing_is_touched(

@@ -23,6 +23,9 @@ def extras() -> list[Extra | None]:
         {"retiring": True},
         {"retiring": True, "drained": True},
         {"ending": True},
+        {"ready": True, "fixed": True},
+        {"fixed": True},
+        {"retiring": True, "fixed": True},
     ]
     return [None, *(Extra(each, **state) for each in HASHES for state in states)]
 
@@ -48,6 +51,10 @@ def test_nothing_that_serves_goes_while_nothing_else_serves(replicas: int) -> No
         told = f"{plan} {view} {action}"
         known_good = {each: view.ready.get(each, 0) for each in good(plan, replicas)}
         extra = view.extra
+        if extra is not None and extra.fixed:
+            assert action.do not in (Do.RETIRE, Do.KEEP, Do.DELETE, Do.EXTRA), told
+            forward = plan.updated > 0 and (action.candidate == NEW != view.template or view.paused)
+            assert not (action.do is Do.WRITE and forward and not action.paused), told
         if action.do in (Do.RETIRE, Do.DELETE) and extra is not None:
             others = sum(known_good.values()) if extra.candidate in known_good else view.serving
             if view.template is None:
@@ -102,6 +109,16 @@ def test_going_back_does_not_wait_for_what_is_broken() -> None:
     assert decide(view, TargetPlan(BASE, NEW, 0)) == Action(Do.WRITE, "rolling back to the baseline", BASE)
     view = View(1, NEW.hash, True, False, 1, {}, True)
     assert decide(view, TargetPlan(BASE, NEW, 0)).do is Do.WRITE
+
+
+def test_what_can_not_be_taken_away_holds_the_way_forward_and_not_the_way_back() -> None:
+    extra = Extra(NEW.hash, ready=True, fixed=True)
+    view = View(3, NEW.hash, True, True, 1, {BASE.hash: 2, NEW.hash: 1}, True, extra)
+    assert decide(view, TargetPlan(BASE, NEW, 2, canary=True)).do is Do.WAIT
+    assert decide(view, TargetPlan(BASE, NEW, 0)) == Action(Do.WRITE, "rolling back to the baseline", BASE)
+    back = View(3, BASE.hash, True, False, 3, {BASE.hash: 3}, True, extra)
+    assert decide(back, TargetPlan(BASE, NEW, 0)) == Action(Do.RESTORE, "the roll is over", BASE)
+    assert not settled(back, TargetPlan(BASE, NEW, 0)), "the extra server is left"
 
 
 def test_production_that_was_scaled_to_nothing_keeps_what_it_runs() -> None:

@@ -526,6 +526,37 @@ def test_preflight_passes_what_is_well(cluster, servers):
     assert not any("not known" in note for note in make(cluster).notes(NEW))
 
 
+def test_what_may_not_be_read_holds_before_anything_moves_or_is_said(cluster, servers):
+    production(cluster)
+    cluster.forbidden.add("poddisruptionbudgets")
+    assert "whether a PodDisruptionBudget forbids the roll is not known" in " ".join(make(cluster).preflight(NEW))
+    cluster.forbidden = {"horizontalpodautoscalers"}
+    assert make(cluster).preflight(NEW) == []
+    assert "whether an autoscaler scales it is not known" in " ".join(make(cluster).notes(NEW))
+
+
+def test_times_that_are_too_short_are_said(cluster, servers):
+    production(cluster, pod={"containers": [container()], "terminationGracePeriodSeconds": 20})
+    notes = " ".join(make(cluster, cold_start=lambda _: 500.0, longest_answer=lambda: 25.0).notes(NEW))
+    assert "its progressDeadlineSeconds are 600, and the winner took 500 s cold" in notes
+    assert "its terminationGracePeriodSeconds are 20, and answers took up to 25 s" in notes
+    notes = " ".join(make(cluster, cold_start=lambda _: 300.0, longest_answer=lambda: 15.0).notes(NEW))
+    assert "progressDeadlineSeconds" not in notes
+    assert "terminationGracePeriodSeconds" not in notes
+
+
+def test_what_runs_beside_the_knobs_changes_with_image_and_model_alone(cluster, servers):
+    production(cluster)
+    before = make(cluster).beside_knobs()
+    assert before == "vllm/vllm-openai:v0.32.0: `serve some/model --port 8000`"
+    template_of(cluster)["args"] = ["serve", "some/model", "--port", "8000", "--max-num-seqs", "64"]
+    assert make(cluster).beside_knobs() == before
+    template_of(cluster)["args"] = ["serve", "another/model", "--port", "8000"]
+    assert make(cluster).beside_knobs() != before
+    template_of(cluster).update(args=ARGS, image="mine/vllm-openai:v0.32.0")
+    assert make(cluster).beside_knobs() != before
+
+
 def test_probes_leave_room_for_a_cold_start(cluster, servers):
     slow = container(livenessProbe={"periodSeconds": 10, "failureThreshold": 3}, readinessProbe={"x": 1})
     production(cluster, pod={"containers": [slow]})

@@ -112,6 +112,20 @@ def test_no_data_is_never_a_verdict(spoil, side) -> None:  # type: ignore[no-unt
 
 
 @pytest.mark.parametrize("name", [TTFT, TPOT, E2E])
+def test_no_verdict_on_a_metric_that_few_requests_have(name: str) -> None:
+    """As TPOT where most answers are one token: that there are requests enough says nothing of it."""
+    canary, stable = windows(SLOWER, STEADY, 3, WHOLE)
+    few = [
+        replace(s, samples=[(at, value * 0.01) for at, value in s.samples]) if s.name.startswith(name) else s
+        for s in canary.series
+    ]
+    verdict = compare(replace(canary, series=few), stable, slo(), analysis(), at=1.0)
+    short = {m.metric.split()[0]: m for m in verdict.metrics if "requests tell their" in m.reason}
+    assert set(short) == {{TTFT: "ttft", TPOT: "tpot", E2E: "e2e"}[name]}
+    assert all(m.outcome is Outcome.INCONCLUSIVE for m in short.values())
+
+
+@pytest.mark.parametrize("name", [TTFT, TPOT, E2E])
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_missing_latency_is_never_a_pass_and_is_named(name: str, side: int) -> None:
     """As after a metric was renamed: the guard must not become empty."""

@@ -7,7 +7,7 @@ from tunewright.controller.context import Context
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.phases import BEFORE_CONFIRMING, TERMINAL, TOUCHES_PRODUCTION, Phase
 from tunewright.domain.state import Decision, TuningRecord, Wish
-from tunewright.domain.step import enter, say, update
+from tunewright.domain.step import asked_for, enter, say, update
 from tunewright.ports import Refused
 from tunewright.propose.asked import read_asked
 
@@ -139,7 +139,8 @@ def _take(record: TuningRecord, decision: Decision, now: float) -> TuningRecord:
             wish = Wish(values=decision.values, by=decision.by, at=decision.at)
             return update(record, proposed=(*record.proposed, wish), sentence=f"Asked for by {decision.by}: {named}.")
         case "abort" | "rollback":
-            return go_back(record, f"{decision.action} by {decision.by}{why}", now)
+            back = go_back(record, f"{decision.action} by {decision.by}{why}", now)
+            return asked_for(back, decision.by) if back.phase is not record.phase else back
 
 
 def go_back(record: TuningRecord, why: str, now: float) -> TuningRecord:

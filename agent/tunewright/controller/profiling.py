@@ -8,7 +8,7 @@ from tunewright.controller.context import Context
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source
 from tunewright.domain.state import TuningRecord
-from tunewright.domain.step import Step, age, enter, say
+from tunewright.domain.step import Step, age, enter, say, update
 from tunewright.domain.workload import given_profile
 from tunewright.observe.learn import PROFILE_METRICS, learn_profile
 from tunewright.ports import Refused, SeriesWindow
@@ -43,7 +43,8 @@ def pending(record: TuningRecord, context: Context) -> Step:
         return Step(enter(record, Phase.PROFILING, sentence, now, baseline=baseline), 0.0)
     source = Source.of_version(ready[0].version or "")
     sentence = f"Learning the traffic of {context.target.describe()} from {context.metrics.describe()}."
-    return Step(enter(record, Phase.PROFILING, sentence, now, baseline=baseline, source=source), 0.0)
+    record = update(record, baseline=baseline, beside_knobs=context.target.beside_knobs(), source=source)
+    return Step(enter(record, Phase.PROFILING, sentence, now), 0.0)
 
 
 def profiling(record: TuningRecord, context: Context) -> Step:

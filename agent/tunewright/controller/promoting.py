@@ -20,7 +20,7 @@ from tunewright.observe.window import join
 from tunewright.ports import PortError, Refused, Replica, SeriesWindow, TargetStatus
 from tunewright.rollout.analysis import ANALYSIS_METRICS, hold_to_slo, judge, readings
 from tunewright.rollout.evidence import evidence
-from tunewright.rollout.freshness import blind_spots, other_traffic, other_version
+from tunewright.rollout.freshness import blind_spots, other_program, other_traffic, other_version
 from tunewright.rollout.plan import plan_for, ready_canary, ready_on
 from tunewright.rollout.watch import WATCH_METRICS, Compared, compare_with_before, told, with_before
 
@@ -38,11 +38,14 @@ def awaiting_approval(record: TuningRecord, context: Context) -> Step:
     now, promotion = context.clock.now(), record.tuning.spec.promotion
     if record.winner is None or record.baseline is None:
         raise Refused("there is no winner to approve")
+    approval = live_approval(record)
+    if approval is not None and now - approval.at > promotion.approval_expiry:
+        sentence = f"The approval by {approval.by} expired before anything could move. Production stays as it is."
+        return Step(enter(record, Phase.REJECTED, sentence, now), None)
     current = context.target.baseline()
     if current.hash != record.baseline.hash:
         sentence = f"Production's configuration changed to {current.hash} meanwhile: starting anew."
         return Step(start_anew(record, sentence, now), 0.0)
-    approval = live_approval(record)
     if promotion.mode is not PromotionMode.AUTO and approval is None:
         if age(record, now) > promotion.approval_expiry:
             sentence = "Nobody approved in time: the approval expired. Production stays as it is."
@@ -50,6 +53,7 @@ def awaiting_approval(record: TuningRecord, context: Context) -> Step:
         return Step(record, min(REST, promotion.approval_expiry - age(record, now) + 1.0))
     status = context.target.observe()
     stale = other_version(status, record.winner, context.store.trials(record.name))
+    stale = stale or other_program(record.beside_knobs, context.target.beside_knobs())
     if stale:
         return Step(enter(record, Phase.FAILED, f"Can't be rolled out, and nothing was touched: {stale}", now), None)
     # Pods restart, and somebody may be rolling something out: what holds it may pass, or be put right in time.
@@ -177,17 +181,21 @@ def watching(record: TuningRecord, context: Context) -> Step:
 
 
 def rolling_back(record: TuningRecord, context: Context) -> Step:
-    """Back to the baseline, replica by replica. Never given up, but where somebody else has taken production over."""
+    """Back to the baseline, replica by replica. Never given up, but where somebody else has taken production over, or
+    holds what is left to do."""
     now, promotion = context.clock.now(), _promotion(record)
-    status = context.target.apply(plan_for(record, promotion))
+    try:
+        status = context.target.apply(plan_for(record, promotion))
+    except Refused as refusal:  # the target is gone, or was made what can't be tuned
+        return _refused_back(record, refusal, now)
     record = _noted(record, status, now)
     promotion = _promotion(record)
     done = ready_on(status, promotion.baseline.hash)
     if record.foreign_since is not None:
-        held = min(now - record.foreign_since, age(record, now))
-        if held > record.tuning.spec.promotion.foreign_timeout and context.target.let_go():
-            return Step(enter(record, Phase.FAILED, _left_to_them(record, promotion, status), now), None)
-        sentence = f"Going back ({promotion.back_reason}) is held: {record.foreign}."
+        if _held_too_long(record, now) and context.target.let_go():
+            return Step(enter(record, Phase.FAILED, _left_to_them(record, promotion, status), now), REST)
+        at = f"at {done} of {promotion.replicas} replicas"
+        sentence = f"Going back ({promotion.back_reason}) is held {at}: {record.foreign}."
         return Step(say(record, sentence), HELD)
     if not status.settled or done < promotion.replicas:
         sentence = f"Going back ({promotion.back_reason}): {done} of {promotion.replicas} replicas ({status.detail})."
@@ -199,8 +207,22 @@ def rolling_back(record: TuningRecord, context: Context) -> Step:
 def keep(record: TuningRecord, context: Context) -> tuple[TuningRecord, bool]:
     """Suspended half-way, or ended: production is kept as the last step left it. Also whether it is as planned."""
     now = context.clock.now()
-    status = context.target.apply(plan_for(record, _promotion(record)))
+    try:
+        status = context.target.apply(plan_for(record, _promotion(record)))
+    except Refused as refusal:  # the target is gone, or was made what can't be tuned: theirs, and told
+        return _foreign(record, str(refusal), now), False
     return _noted(record, status, now), status.settled
+
+
+def _clear(context: Context) -> bool:
+    """Whether nothing of ours is left in production after going back was given up. Takes away what may go by now."""
+    try:
+        if not any(replica.canary for replica in context.target.observe().replicas):
+            return True
+        context.target.let_go()
+    except (PortError, Refused):
+        pass  # what ended it says what to do
+    return False
 
 
 def ended(record: TuningRecord, context: Context) -> Step:
@@ -208,6 +230,9 @@ def ended(record: TuningRecord, context: Context) -> Step:
     now, spec = context.clock.now(), record.tuning.spec
     if record.promotion is not None and record.phase in (Phase.PROMOTED, Phase.ROLLED_BACK):
         record, _ = keep(record, context)
+    left = record.promotion is not None and record.phase is Phase.FAILED and not _clear(context)
+    if left:
+        return Step(record, REST)
     if not trial.spare_is_free(context.store.trials(record.name), context):
         return Step(record, 1.0)
     # Without `onDrift` the drift is told all the same, but nobody needs to be woken for it.
@@ -276,14 +301,33 @@ def _since_before(record: TuningRecord, promotion: PromotionState, context: Cont
     return compare_with_before(promotion.before, after, spec.analysis, horizon=spec.watch)
 
 
+def _refused_back(record: TuningRecord, refusal: Refused, now: float) -> Step:
+    """Going back where there is nothing to go back with: held, and with an end."""
+    record = _foreign(record, str(refusal).rstrip("."), now)
+    why = _promotion(record).back_reason
+    if _held_too_long(record, now):
+        waited = format_duration(record.tuning.spec.promotion.foreign_timeout)
+        sentence = f"Gave up going back ({why}) after {waited}: {record.foreign}. Production is theirs now."
+        return Step(enter(record, Phase.FAILED, sentence, now), REST)
+    return Step(say(record, f"Going back ({why}) is held: {record.foreign}."), HELD)
+
+
+def _held_too_long(record: TuningRecord, now: float) -> bool:
+    since = record.foreign_since if record.foreign_since is not None else now
+    return min(now - since, age(record, now)) > record.tuning.spec.promotion.foreign_timeout
+
+
 def _left_to_them(record: TuningRecord, promotion: PromotionState, status: TargetStatus) -> str:
     """What a person must know when going back ended without the baseline."""
     known = {promotion.baseline.hash: "the baseline", promotion.candidate.hash: "the winner"}
     runs = Counter(known.get(r.candidate_hash or "", "neither") for r in status.replicas if not r.canary)
     told = ", ".join(f"{count} × {what}" for what, count in sorted(runs.items())) or "no server"
     waited = format_duration(record.tuning.spec.promotion.foreign_timeout)
+    gave_up = f"Gave up going back ({promotion.back_reason}) after {waited}: {record.foreign}."
+    if {r.candidate_hash for r in status.replicas if not r.canary} == {promotion.baseline.hash}:
+        return f"{gave_up} All replicas run the baseline; the canary is taken away when that has changed."
     return (
-        f"Gave up going back ({promotion.back_reason}) after {waited}: {record.foreign}. Production is theirs now and "
+        f"{gave_up} Production is theirs now and "
         f"runs {told}; to have the baseline back, let them set {promotion.baseline.hash}, then start anew."
     )
 
@@ -297,8 +341,13 @@ def _noted(record: TuningRecord, status: TargetStatus, now: float) -> TuningReco
     if promotion is not None and status.desired >= 1 and status.desired != promotion.replicas:
         updated = min(promotion.updated, status.desired)
         promotion = update(promotion, replicas=status.desired, updated=updated)
-    since = (record.foreign_since if record.foreign_since is not None else now) if status.foreign else None
-    return update(record, foreign=status.foreign or "", foreign_since=since, promotion=promotion)
+    return _foreign(update(record, promotion=promotion), status.foreign or "", now)
+
+
+def _foreign(record: TuningRecord, told: str, now: float) -> TuningRecord:
+    """What others did that holds it, and since when; empty: nothing does."""
+    since = (record.foreign_since if record.foreign_since is not None else now) if told else None
+    return update(record, foreign=told, foreign_since=since)
 
 
 def _promotion(record: TuningRecord) -> PromotionState:

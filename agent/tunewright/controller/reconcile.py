@@ -62,6 +62,8 @@ def _decide(record: TuningRecord, context: Context) -> Step:
         return _try_again(record, error)
     except Refused as refusal:
         ended = decisions.go_back(record, str(refusal).rstrip("."), now)
+        if ended.phase is record.phase:  # it has ended, or goes back already: said, and looked at again in time
+            return Step(say(record, f"Held: {refusal}"), promoting.HELD)
         _release_spare(ended, context)
         return Step(ended, 0.0)
 

@@ -139,7 +139,9 @@ class Promotion(Model):
         description="`recommend` changes nothing, `approve` waits for a person, `auto` does not.",
     )
     take_over: bool = Field(default=False, description="Take fields over from the tool that owns them.")
-    approval_expiry: Duration = Field(default=604800.0, description="An approval not given by then expires.")
+    approval_expiry: Duration = Field(
+        default=604800.0, description="An approval not given, or not begun on, by then expires."
+    )
     canary: Canary = Field(default_factory=Canary)
     analysis: Analysis = Field(default_factory=Analysis)
     watch: Duration = Field(default=3600.0, description="After the roll: a regression within goes back.")

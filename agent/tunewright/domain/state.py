@@ -253,6 +253,7 @@ class PhaseChange(Model):
     at: float
     phase: Phase
     sentence: str
+    by: str = Field(default="", description="Whose abort or rollback it was; empty: nobody's.")
 
 
 class TuningRecord(Model):
@@ -269,6 +270,7 @@ class TuningRecord(Model):
     source: Source | None = None
     profile: TrafficProfile | None = None
     baseline: Candidate | None = None
+    beside_knobs: str = Field(default="", description="What production ran beside its knobs then; empty: not known.")
     baseline_noise: float | None = Field(default=None, description="Log-sd between fresh starts, when known.")
     search_since: float | None = None
     inputs: SearchInputs | None = Field(default=None, description="What the search knew when it began.")
@@ -300,3 +302,9 @@ class TuningRecord(Model):
     def name(self) -> str:
         """The tuning's name."""
         return self.tuning.metadata.name
+
+    @property
+    def stopped_by(self) -> str:
+        """Who ended it, or sent production back, by abort or rollback; empty: nobody did, or it went wrong since."""
+        past = [change for change in self.history if change.phase is not Phase.ROLLED_BACK]
+        return past[-1].by if past and self.phase in (Phase.FAILED, Phase.ROLLING_BACK, Phase.ROLLED_BACK) else ""

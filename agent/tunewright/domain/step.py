@@ -40,6 +40,12 @@ def enter(record: TuningRecord, phase: Phase, sentence: str, now: float, **chang
     )
 
 
+def asked_for(record: TuningRecord, by: str) -> TuningRecord:
+    """The same, where the last change of phase was a person's abort or rollback."""
+    *before, last = record.history
+    return update(record, history=(*before, update(last, by=by)))
+
+
 def age(record: TuningRecord, now: float) -> float:
     """Seconds in this phase that count for its deadline: time suspended does not."""
     held = now - record.suspended_since if record.suspended_since is not None else 0.0
@@ -52,6 +58,7 @@ def start_anew(record: TuningRecord, sentence: str, now: float) -> TuningRecord:
         "spec_hash": record.tuning.spec.spec_hash,
         "profile": None,
         "baseline": None,
+        "beside_knobs": "",
         "search_since": None,
         "inputs": None,
         "finalists": (),

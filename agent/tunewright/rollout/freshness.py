@@ -25,6 +25,13 @@ def other_version(status: TargetStatus, winner: Candidate, trials: Sequence[Tria
     )
 
 
+def other_program(measured: str, now: str) -> str:
+    """How image, model or another argument differ from what was measured; empty when none does, or it isn't known."""
+    if not measured or not now or measured == now:
+        return ""
+    return f"the winner was measured beside {measured}, but production runs {now}: tune again with what serves"
+
+
 def blind_spots(server: str, window: SeriesWindow, analysis: Analysis) -> list[str]:
     """What the analysis needs and one stable server does not show: a guard over no series guards nothing."""
     shown = {s.name for s in window.series if s.samples}

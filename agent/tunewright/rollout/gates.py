@@ -113,8 +113,8 @@ def mean(case: Case, latency: LatencyName) -> MetricVerdict | None:
         return None  # every answer has one token only: no time between tokens
     query = f"increase({name}_sum) / increase({name}_count)"
     shown = [case.reading(query, side.mean, side.count) for side in (canary, stable)]
-    if case.too_few:
-        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_few, shown)
+    if too_few := case.too_few or _few(case, latency, canary, stable):
+        return verdict_of(metric, Outcome.INCONCLUSIVE, too_few, shown)
     ratio = mean_ratio(canary.blocks, stable.blocks)
     if ratio is None:
         reason = case.too_early or f"{metric}: too few blocks of time to compare"
@@ -151,8 +151,8 @@ def tail(case: Case, latency: LatencyName) -> MetricVerdict | None:
     query = f'1 - increase({name}_bucket{{le="{edge!r}"}}) / increase({name}_count)'
     shown = [case.reading(query, hits / of, of), case.reading(query, other_hits / other_of, other_of)]
     metric = f"{latency} tail"
-    if case.too_few:
-        return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_few, shown)
+    if too_few := case.too_few or _few(case, latency, canary, stable):
+        return verdict_of(metric, Outcome.INCONCLUSIVE, too_few, shown)
     # Requests that are alike count less.
     wider = apart(canary.blocks, stable.blocks, (canary.histogram, stable.histogram))
     counted = (hits / wider, of / wider, other_hits / wider, other_of / wider)
@@ -177,6 +177,8 @@ def absolute(case: Case, latency: LatencyName, percentile: str, bound: float) ->
     shown = [_quantile(case, name, percentile, side) for side in (canary, stable)]
     if canary is None or canary.count <= 0 or case.too_few:
         return verdict_of(metric, Outcome.INCONCLUSIVE, case.too_early or f"there is no {name} to judge", shown)
+    if few := _few(case, latency, canary):
+        return verdict_of(metric, Outcome.INCONCLUSIVE, few, shown)
     histogram = canary.histogram
     if histogram.edges and bound < histogram.edges[0] and histogram.counts[0] > 0:
         return None
@@ -204,6 +206,13 @@ def absolute(case: Case, latency: LatencyName, percentile: str, bound: float) ->
             metric, Outcome.PASS, f"{against}, which the stable servers miss too ({_ms(shown[1])})", shown
         )
     return verdict_of(metric, Outcome.INCONCLUSIVE, f"{against}: not met, but not surely missed", shown)
+
+
+def _few(case: Case, latency: str, *sides: Latency) -> str:
+    """How many samples of one latency are missing for a verdict on it; empty when there are enough. Not every request
+    has each: one of a single token has no time between tokens."""
+    least, wanted = min(side.count for side in sides), case.analysis.min_requests
+    return "" if least >= wanted else f"{least:.0f} of {wanted} requests tell their {latency}"
 
 
 def slo_name(latency: str, percentile: str) -> str:

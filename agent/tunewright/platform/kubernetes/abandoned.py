@@ -11,7 +11,7 @@ from tunewright.platform.kubernetes.canary import CANARY, ROUTE
 from tunewright.platform.kubernetes.fields import Note
 from tunewright.platform.kubernetes.httproute import Record
 from tunewright.platform.kubernetes.names import ROLE_LABEL, Owner, owner_uids
-from tunewright.platform.kubernetes.routeshare import release, release_orphan
+from tunewright.platform.kubernetes.routeback import release, release_orphan
 from tunewright.platform.kubernetes.target import DeploymentTarget
 from tunewright.platform.kubernetes.workload import DeploymentRef
 from tunewright.ports import Clock, Conflict, PortError, Refused

@@ -7,11 +7,12 @@ them before it ends: so it never gets a request that it can't answer, and the ta
 import copy
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from tunewright.domain.candidate import Candidate
 from tunewright.kube.client import Json, Kube
-from tunewright.kube.errors import AlreadyExists, NotFound
+from tunewright.kube.errors import AlreadyExists, Fenced, KubeConflict, KubeError, NotFound
 from tunewright.kube.resources import DEPLOYMENTS, GROUP, PODS, SERVICES
 from tunewright.kube.times import format_time, parse_time
 from tunewright.platform.kubernetes import pods
@@ -29,12 +30,17 @@ LEAVING = 5.0
 
 ROUTE = f"{GROUP}/http-route"
 """Annotation of the canary's Deployment: the HTTPRoute that gives it its share. Such a one has no owner reference: the
-garbage collector would take away what the route still sends requests to, where no controller runs."""
+garbage collector would take away what the route still sends requests to, where no controller runs. Once the route is
+known to send it nothing and is to send it nothing more, the annotation goes and the owner reference comes."""
 
 _SERVES = f"{GROUP}/serves"
 _BY_SERVICE, _BY_ROUTE = "true", "route"
 _CANDIDATE, _RETIRED, _CONTAINER = f"{GROUP}/candidate", f"{GROUP}/retired", f"{GROUP}/container"
 _BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e+]+)", re.MULTILINE)
+
+
+class Stays(PortError):
+    """The extra server can't be taken away now. The message says why, and what to do; all else may go on."""
 
 
 class Canary:
@@ -167,19 +173,29 @@ class Canary:
         return None, told
 
     def retire(self, found: Json, deployment: Json, its_pods: Sequence[Json]) -> None:
-        """No new requests for it from now on."""
-        for pod in its_pods:
-            if self.serves(pod):
-                self._label(pod, dict.fromkeys([*self.production_labels(deployment), _SERVES]))
-        self._annotate(found, format_time(self._clock.now()))
+        """No new requests for it from now on. Raises `Stays`."""
+        labels: dict[str, str] = deployment["spec"]["template"]["metadata"].get("labels") or {}
+        given = {*labels, *self.labels, _SERVES} - self.own_labels().keys()  # whatever Services there are
+        with leaving(self.name):
+            for pod in its_pods:
+                if self.serves(pod):
+                    self._label(pod, dict.fromkeys(sorted(given)))
+            self._annotate(found, format_time(self._clock.now()))
 
     def keep(self, found: Json) -> None:
         """It is not to go after all; `let_in` gives it requests again."""
         self._annotate(found, None)
 
     def delete(self, found: Json) -> None:
-        """Delete it, and its pod with it. No route may name it any more."""
-        self._kube.delete(DEPLOYMENTS, self.name, self._target.namespace, uid=found["metadata"]["uid"])
+        """Delete it, and its pod with it. No route may name it any more. Raises `Stays`."""
+        with leaving(self.name):
+            self._kube.delete(DEPLOYMENTS, self.name, self._target.namespace, uid=found["metadata"]["uid"])
+
+    def unroute(self, found: Json) -> None:
+        """No route names it any more, nor will: from now on it is one as without a route, and goes with its Tuning."""
+        metadata = {"annotations": {ROUTE: None, OWNER_ANNOTATION: None}, "ownerReferences": [self._owner.reference]}
+        with leaving(self.name):
+            self._kube.patch(DEPLOYMENTS, found["metadata"]["name"], {"metadata": metadata}, self._target.namespace)
 
     @staticmethod
     def serves(pod: Json) -> bool:
@@ -236,6 +252,17 @@ class Canary:
     def _annotate(self, found: Json, retired: str | None) -> None:
         patch = {"metadata": {"annotations": {_RETIRED: retired}}}
         self._kube.patch(DEPLOYMENTS, found["metadata"]["name"], patch, self._target.namespace)
+
+
+@contextmanager
+def leaving(name: str) -> Iterator[None]:
+    """What the API server refuses of taking it away keeps it, and nothing else. Raises `Stays`."""
+    try:
+        yield
+    except (KubeConflict, Fenced):
+        raise
+    except KubeError as error:
+        raise Stays(f"{name} can't be taken away, and stays until it can: {error}") from error
 
 
 def _selector(labels: dict[str, str]) -> str:

@@ -42,7 +42,9 @@ class Preflight:
         overrides: Overrides,
         take_over: bool,
         cold_start: Callable[[Candidate], float | None],
+        longest_answer: Callable[[], float | None],
     ) -> None:
+        self._longest_answer = longest_answer
         self._kube, self._owner, self._target, self._canary, self._share = kube, owner, target, canary, share
         self._overrides, self._take_over, self._cold_start = overrides, take_over, cold_start
 
@@ -87,10 +89,14 @@ class Preflight:
             found.append(
                 f"Helm release {release} made it: put the change into its values, or the next upgrade undoes it"
             )
-        found += [
-            f"HorizontalPodAutoscaler {name} scales it: the roll waits while it does"
-            for name in self._scalers(deployment)
-        ]
+        try:
+            found += [
+                f"HorizontalPodAutoscaler {name} scales it: the roll waits while it does"
+                for name in self._scalers(deployment)
+            ]
+        except Forbidden as error:
+            found.append(f"whether an autoscaler scales it is not known: {error}")
+        found += _times(deployment, template, self._cold_start(candidate), self._longest_answer())
         try:
             if self._shortage(deployment, template, candidate) is None:
                 found.append(
@@ -130,7 +136,12 @@ class Preflight:
         if served is None:
             return
         labels = deployment["spec"]["template"]["metadata"].get("labels") or {}
-        for budget in self._kube.list(served, self._target.namespace).items:
+        try:
+            budgets = self._kube.list(served, self._target.namespace).items
+        except Forbidden as error:
+            yield f"whether a PodDisruptionBudget forbids the roll is not known: {error}"
+            return
+        for budget in budgets:
             selector = budget["spec"].get("selector")
             # Empty, it is about every pod since `policy/v1`, and was about none before; left out, it is about none.
             if selector is None or not (selector or served.version == "v1") or not selects(selector, labels):
@@ -198,6 +209,24 @@ def _shape(deployment: Json) -> Iterator[str]:
     elif not status.get("updatedReplicas") == status.get("readyReplicas") == status.get("replicas") == replicas:
         told = {key: status.get(key) or 0 for key in ("replicas", "updatedReplicas", "readyReplicas")}
         yield f"another rollout or scaling is in progress, or replicas are not ready: {replicas} wanted, {told}"
+
+
+def _times(
+    deployment: Json, template: PodTemplate, cold_start: float | None, longest_answer: float | None
+) -> Iterator[str]:
+    """Times that are too short and stop nothing: what comes of it. Both in seconds."""
+    deadline = int(deployment["spec"].get("progressDeadlineSeconds") or 600)
+    if cold_start is not None and deadline < ROOM * cold_start:
+        yield (
+            f"its progressDeadlineSeconds are {deadline}, and the winner took {cold_start:.0f} s cold: whoever waits "
+            f"for the roll (helm --wait, Argo CD) may call it failed; {ROOM * cold_start:.0f} leave room"
+        )
+    grace = template.pod_spec.get("terminationGracePeriodSeconds", 30)
+    if longest_answer is not None and grace < longest_answer:
+        yield (
+            f"its terminationGracePeriodSeconds are {grace}, and answers took up to {longest_answer:.0f} s: those "
+            "under way longer are cut off when a replica ends; allow more"
+        )
 
 
 def _probes(template: PodTemplate, cold_start: float | None) -> Iterator[str]:

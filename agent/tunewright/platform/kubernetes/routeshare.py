@@ -7,29 +7,20 @@ anything of the canary does. For the roll the canary joins the target's Service,
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from tunewright.kube.client import FIELD_MANAGER, Json, Kube
-from tunewright.kube.errors import AlreadyExists, Forbidden, Invalid, NotAdmitted, NotFound
+from tunewright.kube.client import Json, Kube
+from tunewright.kube.errors import AlreadyExists, Forbidden, Invalid, KubeError, NotAdmitted, NotFound
 from tunewright.kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, HTTP_ROUTES, SERVICES
 from tunewright.platform.kubernetes import httproute, pods
-from tunewright.platform.kubernetes.canary import ROUTE, Canary
+from tunewright.platform.kubernetes.canary import Canary
 from tunewright.platform.kubernetes.fields import owned_elsewhere
-from tunewright.platform.kubernetes.httproute import RECORD_ANNOTATION, Record
-from tunewright.platform.kubernetes.names import Owner, owner_uids
+from tunewright.platform.kubernetes.httproute import Record
+from tunewright.platform.kubernetes.names import Owner
+from tunewright.platform.kubernetes.routeback import Weighed, give_back, needs, release, see, taken_out, write
 from tunewright.ports import PortError, Refused
 
 _PORT_FIELDS = ("name", "protocol", "port", "targetPort", "appProtocol")
 _LEAVE_OUT = "or leave promotion.canary.httpRoute out"
-
-
-@dataclass(frozen=True)
-class Weighed:
-    """The HTTPRoute that gives a canary its share, read once per step."""
-
-    name: str
-    route: Json | None  # None: it is gone
-    record: Record | None  # ours, on the route: the canary is in it
 
 
 class RouteShare:
@@ -45,13 +36,13 @@ class RouteShare:
         """The route that this canary's Deployment names; None for a canary without one. Where somebody deleted that
         Deployment: the route of the plan, if a canary of ours is still in it."""
         if found is not None:
-            return _see(self._kube, found)
+            return see(self._kube, found)
         if self.name is None:
             return None
         try:
             route = self._kube.get(HTTP_ROUTES, self.name, self._namespace)
-        except (NotFound, Forbidden):
-            return None  # pre-flight tells
+        except KubeError:
+            return None  # pre-flight tells; what is left in it is found when it can be read again
         record = Record.read(route)
         left = record is not None and (record.uid, record.service) == (self._owner.uid, self._canary.name)
         return Weighed(self.name, route, record) if left else None
@@ -59,7 +50,10 @@ class RouteShare:
     # --- steps ---
 
     def let_in(self, weighed: Weighed, found: Json, deployment: Json, its_pods: Sequence[Json], share: float) -> None:
-        """Give the canary its weight, once it has completed a token. Raises `Refused` where the route has no place."""
+        """Give the canary its weight, once it has completed a token; only where the route can be read.
+
+        Raises `Refused` where the route has no place.
+        """
         pod, _ = self._canary.proven(its_pods)
         if pod is None or self._canary.serves(pod):
             return
@@ -69,7 +63,7 @@ class RouteShare:
                 if not self._service_there(found, service) or not self._routed(pod):
                     return
                 record = Record.of(self._owner, route, service["metadata"]["name"], self._canary.name, share)
-                _write(self._kube, route, record.after, record.text())
+                write(self._kube, route, record.after, record.text())
         self._canary.mark(deployment, pod)
 
     def before(
@@ -85,13 +79,17 @@ class RouteShare:
     ) -> bool:
         """What the route needs before the canary or the target may take their own step. Whether there was something.
 
+        Raises `Stays` where the canary can't be taken out of it.
         `by_weight`: it is to have its share by weight. `leaving`: it is to go. `alive`: it can answer.
         """
         ending = bool(found["metadata"].get("deletionTimestamp"))
         if not leaving and not ending and not by_weight and self._joins(deployment, its_pods):
             return True
         if weighed.record is None:
-            return False
+            if ending or (by_weight and not leaving):
+                return False
+            self._canary.unroute(found)
+            return True
         in_vain = by_weight and not (alive and _goes_with(self._own_service(), found))
         if not (leaving or ending or not by_weight or in_vain):
             return False
@@ -101,15 +99,18 @@ class RouteShare:
         return True
 
     def give_back(self, weighed: Weighed | None) -> bool:
-        """Take the canary out of the route. False where it can't be: it goes on getting requests."""
-        return weighed is None or give_back(self._kube, weighed)
+        """Take the canary out of the route, if it is in one. Whether anything was written. Raises `Stays`."""
+        return weighed is not None and give_back(self._kube, weighed)
 
     def release(self, found: Json | None) -> str | None:
-        """For a tuning that ends or was deleted half-way. What was done; None when there was nothing to do."""
+        """For a tuning that ends or was deleted half-way. What was done; None when there was nothing to do.
+
+        Raises `Stays` where the route may go on sending the canary requests.
+        """
         if found is not None:
             return release(self._kube, found)
         left = self.see(None)
-        return _taken_out(left) if left is not None and give_back(self._kube, left) else None
+        return taken_out(left) if left is not None and give_back(self._kube, left) else None
 
     def _joins(self, deployment: Json, its_pods: Sequence[Json]) -> bool:
         """Let it into the target's Service before its weight is taken away. Whether that is still to be waited for."""
@@ -185,7 +186,7 @@ class RouteShare:
         try:
             yield from self._obstacles(self.name, deployment)
         except Forbidden as error:
-            yield f"{_needs(self.name, error)}; {_LEAVE_OUT}"
+            yield f"{needs(self.name, error)}; {_LEAVE_OUT}"
 
     def _obstacles(self, name: str, deployment: Json) -> Iterator[str]:
         try:
@@ -224,7 +225,7 @@ class RouteShare:
         self._slices()  # whether they may be read
         try:
             self._kube.create(SERVICES, self._service(service), self._namespace, dry_run=True)
-            answer = _write(self._kube, route, record.after, record.text(), dry_run=True)
+            answer = write(self._kube, route, record.after, record.text(), dry_run=True)
         except AlreadyExists:
             yield f"Service {self._canary.name} is there already: wait for it to go, or delete it"
             return
@@ -256,86 +257,6 @@ class RouteShare:
             yield f"meanwhile the canary has no label {', '.join(sorted(hidden))}: monitors must find it by others"
 
 
-def _see(kube: Kube, found: Json) -> Weighed | None:
-    metadata = found["metadata"]
-    name = (metadata.get("annotations") or {}).get(ROUTE)
-    if not name:
-        return None
-    try:
-        with _rights(name):
-            route = kube.get(HTTP_ROUTES, name, metadata["namespace"])
-    except NotFound:
-        return Weighed(name, None, None)
-    record = Record.read(route)
-    if record is None and httproute.has(route, metadata["name"]):  # somebody took the annotation alone
-        return Weighed(name, route, Record.lost(metadata["name"]))
-    ours = record is not None and record.uid in owner_uids(found) and record.service == metadata["name"]
-    return Weighed(name, route, record if ours else None)
-
-
-def give_back(kube: Kube, weighed: Weighed) -> bool:
-    """Let the route be as it was, and its rules belong to whom they belonged. Whether the canary is out of it."""
-    route, record = weighed.route, weighed.record
-    if route is None or record is None:
-        return True
-    if httproute.stuck(route, record):
-        return False
-    with _rights(weighed.name):
-        _write(kube, route, httproute.without(route, record), None, manager=record.manager)
-    return True
-
-
-def release(kube: Kube, found: Json) -> str | None:
-    """Take a canary that nobody looks after any more out of its route, and delete it. What was done; None: nothing."""
-    weighed, metadata = _see(kube, found), found["metadata"]
-    if weighed is None:
-        return None
-    if not give_back(kube, weighed):
-        return f"HTTPRoute {weighed.name} still sends requests to {metadata['name']}, which stays for that"
-    kube.delete(DEPLOYMENTS, metadata["name"], metadata["namespace"], uid=metadata["uid"])
-    return _taken_out(weighed)
-
-
-def release_orphan(kube: Kube, namespace: str, name: str) -> str | None:
-    """Take a canary out of its route whose Deployment is gone. What was done; None: there is no such canary in it."""
-    route = kube.get(HTTP_ROUTES, name, namespace)
-    record = Record.read(route)
-    if record is None:
-        return None
-    try:
-        if record.uid in owner_uids(kube.get(DEPLOYMENTS, record.service, namespace)):
-            return None
-    except NotFound:
-        pass
-    left = Weighed(name, route, record)
-    if not give_back(kube, left):
-        return f"HTTPRoute {name} sends all of a rule's requests to {record.service}, which is gone: weigh another"
-    return _taken_out(left)
-
-
-def _taken_out(weighed: Weighed) -> str:
-    return f"HTTPRoute {weighed.name} is without the canary again"
-
-
-def _write(
-    kube: Kube,
-    route: Json,
-    wanted: httproute.Backends,
-    record: str | None,
-    *,
-    manager: str = FIELD_MANAGER,
-    dry_run: bool = False,
-) -> Json:
-    """Weights and record in one write, refused where the route changed since it was read."""
-    metadata = route["metadata"]
-    patch: Json = {
-        "metadata": {"resourceVersion": metadata["resourceVersion"], "annotations": {RECORD_ANNOTATION: record}}
-    }
-    if wanted != httproute.backends(route):
-        patch["spec"] = {"rules": httproute.rules_with(route, wanted)}
-    return kube.patch(HTTP_ROUTES, metadata["name"], patch, metadata["namespace"], manager=manager, dry_run=dry_run)
-
-
 @contextmanager
 def _rights(name: str) -> Iterator[None]:
     """A right that is missing in the middle of a rollout is named with what grants it."""
@@ -344,14 +265,7 @@ def _rights(name: str) -> Iterator[None]:
     except NotAdmitted:
         raise
     except Forbidden as error:
-        raise PortError(f"{_needs(name, error)}; until then the rollout and the canary stay as they are") from error
-
-
-def _needs(name: str, error: Forbidden) -> str:
-    return (
-        f"the share by HTTPRoute {name} needs more rights ({error.message}): apply deploy/gateway-api, with Helm "
-        "gatewayApi.enabled"
-    )
+        raise PortError(f"{needs(name, error)}; until then the canary gets no share") from error
 
 
 def _goes_with(service: Json | None, found: Json) -> bool:

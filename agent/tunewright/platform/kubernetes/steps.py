@@ -26,6 +26,8 @@ class Extra:
     retiring: bool = False
     drained: bool = False  # and has nothing left to answer, or has used its time up
     ending: bool = False
+    fixed: bool = False
+    """It can't be taken away now: its route may still send it requests and can't be asked, or we may not."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,15 @@ class _Roll:
         ready = view.ready.get(self.wanted.hash, 0)
         return ready >= (self.wanted_updated if self.partial else view.replicas)
 
+    @property
+    def _fixed(self) -> bool:
+        return self.view.extra is not None and self.view.extra.fixed
+
+    @property
+    def _moving_on(self) -> bool:
+        """Whether Kubernetes rolls what was written already: that is paused as ever, and never begun."""
+        return self.view.template == self.wanted.hash and not self.view.paused
+
     def fits(self, extra: Extra) -> bool:
         """Whether the extra server is what it is to be."""
         return self.extra_wanted is not None and extra.candidate == self.extra_wanted.hash
@@ -139,6 +150,8 @@ class _Roll:
             return Action(Do.EXTRA, "the extra server is to come", wanted) if wanted is not None else None
         if extra.ending:
             return Action(Do.WAIT, "the extra server ends") if self.extra_wanted is not None else None
+        if extra.fixed:
+            return None  # it stays as it is, and what does not depend on it goes on
         if self.fits(extra):
             return Action(Do.KEEP, "the extra server is wanted again") if extra.retiring else None
         if not extra.ready and not extra.retiring:
@@ -162,6 +175,8 @@ class _Roll:
         view = self.view
         if view.template is None:
             return Action(Do.WAIT, "somebody else changed the Deployment")
+        if self._fixed and self.wanted_updated and not self._moving_on:
+            return Action(Do.WAIT, "nothing goes forward while the extra server can't be taken away")
         if view.template != self.wanted.hash:
             obstacle = self._obstacle()
             if obstacle:
@@ -195,6 +210,7 @@ class _Roll:
         view = self.view
         if not self.done:
             return Action(Do.WAIT, f"{view.serving} of {view.replicas} replicas serve")
-        if view.under_way and not self.partial and not self.plan.canary and view.extra is None:
+        gone = view.extra is None or self._fixed
+        if view.under_way and not self.partial and not self.plan.canary and gone:
             return Action(Do.RESTORE, "the roll is over", self.wanted)
         return Action(Do.WAIT, f"{view.serving} of {view.replicas} replicas serve")

@@ -1,7 +1,8 @@
 """Production as a Deployment: watched by its pods, changed by server-side apply of the leaves that are tuned alone."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from tunewright.domain.candidate import Candidate
 from tunewright.domain.recipe import Recipe
@@ -10,7 +11,7 @@ from tunewright.kube.client import Json, Kube
 from tunewright.kube.errors import Invalid, KubeConflict
 from tunewright.kube.resources import DEPLOYMENTS
 from tunewright.platform.kubernetes import pods
-from tunewright.platform.kubernetes.canary import Canary
+from tunewright.platform.kubernetes.canary import Canary, Stays
 from tunewright.platform.kubernetes.fields import (
     HOLD_SECONDS,
     Note,
@@ -26,7 +27,8 @@ from tunewright.platform.kubernetes.podtemplate import PodTemplate, SecretKey
 from tunewright.platform.kubernetes.preflight import Preflight
 from tunewright.platform.kubernetes.prober import Prober
 from tunewright.platform.kubernetes.recipes import recipe, recommendation
-from tunewright.platform.kubernetes.routeshare import RouteShare, Weighed
+from tunewright.platform.kubernetes.routeback import Weighed
+from tunewright.platform.kubernetes.routeshare import RouteShare
 from tunewright.platform.kubernetes.servers import Server, Servers
 from tunewright.platform.kubernetes.steps import Action, Do, Extra, View, decide, settled
 from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides
@@ -63,18 +65,22 @@ class DeploymentTarget:
         prober: Prober | None = None,
         hold_seconds: int = HOLD_SECONDS,
         cold_start: Callable[[Candidate], float | None] = lambda _: None,
+        longest_answer: Callable[[], float | None] = lambda: None,
         canary_labels: Mapping[str, str] | None = None,
         http_route: str | None = None,
     ) -> None:
         """`overrides` are those of the spare, where the canary runs. Times in seconds; `cold_start` tells how long a
-        candidate took to start in its first trial, which probes and deadlines must leave room for."""
+        candidate took to start in its first trial, which probes and deadlines must leave room for; `longest_answer`
+        how long answers take, which a replica's grace must leave room for."""
         self._kube, self._owner, self._target = kube, owner, target
         self._take_over, self._hold_seconds = take_over, hold_seconds
         self._prober, overrides = prober or Prober(), overrides or Overrides()
         self._canary = Canary(kube, owner, target, clock, self._prober, overrides, drain_timeout, canary_labels)
         self._servers = Servers(kube, target, self._canary, self._prober, clock, start_timeout)
         self._share = RouteShare(kube, owner, target.namespace, self._canary, http_route, take_over)
-        self._preflight = Preflight(kube, owner, target, self._canary, self._share, overrides, take_over, cold_start)
+        self._preflight = Preflight(
+            kube, owner, target, self._canary, self._share, overrides, take_over, cold_start, longest_answer
+        )
 
     # --- the port ---
 
@@ -91,6 +97,11 @@ class DeploymentTarget:
         template = self._target.template(self._target.read(self._kube))
         self._prober.headers(template)
         return template.candidate
+
+    def beside_knobs(self) -> str:
+        """Its image, and its command without the knobs."""
+        template = self._target.template(self._target.read(self._kube))
+        return f"{template.container.get('image')}: `{template.show(Candidate())}`"
 
     def observe(self) -> TargetStatus:
         """Production as it is; changes nothing."""
@@ -120,18 +131,20 @@ class DeploymentTarget:
             raise Refused(f"the plan updates {plan.updated} replicas")
         seen = self._see()
         # The others scale it while we roll: what the plan wants of more replicas than there are, it wants of all.
-        foreign, changed = "", True
+        held, conflicts, changed = _unknown(seen), "", True
         try:
-            action = decide(self._view(seen, plan), plan)
-            changed = self._route_first(action, seen, plan)
-            if not changed:
-                acted = self._take(action, seen, plan)
-                changed = (action.do not in _LEAVING and self._let_in(seen, plan)) or acted
+            if not held:
+                try:
+                    changed = self._step(seen, plan, fixed=False)
+                except Stays as stays:
+                    held = str(stays)
+            if held:
+                changed = self._step(seen, plan, fixed=True)
         except KubeConflict as conflict:
             if not conflict.causes:
                 raise
-            foreign = f"fields of Deployment {self._target.name} are owned by others: {'; '.join(owners(conflict))}"
-        return self._status(self._see() if changed else seen, plan, foreign)
+            conflicts = f"fields of Deployment {self._target.name} are owned by others: {'; '.join(owners(conflict))}"
+        return self._status(self._see() if changed else seen, plan, conflicts, held)
 
     def recipe(self, candidate: Candidate) -> Recipe:
         """What the container would be given, and by which tool it was made."""
@@ -158,19 +171,18 @@ class DeploymentTarget:
         except Refused:
             self._share.release(self._canary.find())  # the target may be gone, and its route still there
             raise
+        note, back = self._under_way(seen), ""
+        if note is not None:  # whatever becomes of the canary
+            foreign = self._foreign(seen, (seen.template.candidate.hash,))
+            self._give_strategy_back(seen, note)
+            self._write(note.ended(), self._as_is(seen, note) if foreign else note.leaves, paused=False, rolling=False)
+            back = f"Deployment {self._target.name} goes back to {note.baseline}"
         routed = self._share.release(seen.canary)
-        note = self._under_way(seen)
-        if note is None:
-            return routed
-        foreign = self._foreign(seen, (seen.template.candidate.hash,))
-        self._give_strategy_back(seen, note)
-        self._write(note.ended(), self._as_is(seen, note) if foreign else note.leaves, paused=False, rolling=False)
-        back = f"Deployment {self._target.name} goes back to {note.baseline}"
-        return f"{routed}; {back}" if routed else back
+        return "; ".join(each for each in (routed, back) if each) or None
 
     def let_go(self) -> bool:
         """Leave it as somebody else has it: without our strategy, pause and canary. The canary stays where nothing else
-        serves; it goes with the Tuning."""
+        serves, and where its route may send it requests; it goes by a later call, or with the Tuning."""
         seen = self._see()
         note = self._under_way(seen)
         if note is not None:
@@ -185,9 +197,10 @@ class DeploymentTarget:
                 self._write(note.ended().without_strategy(), leaves, paused=False, rolling=False, force=False)
         others = any(not server.trouble for server in seen.servers if not server.canary)
         serving = any(not server.trouble for server in seen.servers if server.canary)
-        out = self._share.give_back(seen.weighed)
-        if seen.canary is not None and out and (others or not serving):
-            self._canary.delete(seen.canary)
+        with suppress(Stays):
+            self._share.give_back(seen.weighed)
+            if seen.canary is not None and (others or not serving):
+                self._canary.delete(seen.canary)
         return True
 
     def _under_way(self, seen: _Seen) -> Note | None:
@@ -208,7 +221,7 @@ class DeploymentTarget:
         template, weighed = self._target.template(deployment), self._share.see(canary)
         return _Seen(deployment, template, Note.read(deployment), servers, canary, canary_pods, weighed)
 
-    def _view(self, seen: _Seen, plan: TargetPlan) -> View:
+    def _view(self, seen: _Seen, plan: TargetPlan, *, fixed: bool) -> View:
         known = {plan.baseline.hash, plan.candidate.hash}
         ready: dict[str, int] = {}
         for server in seen.servers:
@@ -224,7 +237,7 @@ class DeploymentTarget:
             updated=int(status.get("updatedReplicas") or 0) if observed else 0,
             ready=ready,
             under_way=self._under_way(seen) is not None,
-            extra=self._extra(seen),
+            extra=replace(extra, fixed=fixed) if (extra := self._extra(seen)) else None,
         )
 
     def _extra(self, seen: _Seen) -> Extra | None:
@@ -247,6 +260,19 @@ class DeploymentTarget:
         return None
 
     # --- doing ---
+
+    def _step(self, seen: _Seen, plan: TargetPlan, *, fixed: bool) -> bool:
+        """Whether anything was done. With `fixed` the canary and its route are left as they are.
+
+        Raises `Stays` where the canary can't be taken away: then it is to be called again, `fixed`.
+        """
+        action = decide(self._view(seen, plan, fixed=fixed), plan)
+        if fixed:
+            return self._take(action, seen, plan)
+        if self._route_first(action, seen, plan):
+            return True
+        acted = self._take(action, seen, plan)
+        return (action.do not in _LEAVING and self._let_in(seen, plan)) or acted
 
     def _take(self, action: Action, seen: _Seen, plan: TargetPlan) -> bool:
         """Whether anything was done."""
@@ -325,12 +351,14 @@ class DeploymentTarget:
 
     # --- telling ---
 
-    def _status(self, seen: _Seen, plan: TargetPlan, conflict: str = "") -> TargetStatus:
-        view = self._view(seen, plan)
+    def _status(self, seen: _Seen, plan: TargetPlan, conflict: str = "", held: str = "") -> TargetStatus:
+        held = held or _unknown(seen)
+        view = self._view(seen, plan, fixed=bool(held))
         known = (plan.baseline.hash, plan.candidate.hash)
-        foreign = conflict or self._foreign(seen, known)
+        foreign = conflict or self._foreign(seen, known) or held
         if not foreign and seen.weighed is not None:
-            foreign = self._share.foreign(seen.weighed, seen.canary_pods, by_weight=_by_weight(plan, seen.canary))
+            by_weight = _by_weight(plan, seen.canary)
+            foreign = self._share.foreign(seen.weighed, seen.canary_pods, by_weight=by_weight) or ""
         action = decide(view, plan)
         details = [action.reason] if action.reason else []
         details += [
@@ -347,7 +375,7 @@ class DeploymentTarget:
             settled=settled(view, plan) and not conflict,
             detail="; ".join(details),
             failure=self._failure(seen, plan),
-            foreign=foreign,
+            foreign=foreign or None,
         )
 
     def _failure(self, seen: _Seen, plan: TargetPlan) -> Failure | None:
@@ -368,6 +396,11 @@ class DeploymentTarget:
 def _desired(deployment: Json) -> int:
     found = deployment["spec"].get("replicas")
     return 1 if found is None else int(found)
+
+
+def _unknown(seen: _Seen) -> str:
+    """Why it is not known whether a route sends the canary requests; empty where it is known."""
+    return seen.weighed.unknown if seen.weighed is not None and seen.canary is not None else ""
 
 
 def _by_weight(plan: TargetPlan, canary: Json | None) -> bool:

@@ -42,6 +42,10 @@ class AdoptedTarget:
                 )
         return candidate
 
+    def beside_knobs(self) -> str:
+        """Empty: running servers don't tell it."""
+        return ""
+
     def observe(self) -> TargetStatus:
         """Production as it is; changes nothing."""
         replicas = [self._replica(url) for url in self._urls]

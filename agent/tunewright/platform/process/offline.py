@@ -25,6 +25,10 @@ class OfflineTarget:
         """The knobs of `target.command`."""
         return self._command.baseline
 
+    def beside_knobs(self) -> str:
+        """Empty: there is no production."""
+        return ""
+
     def observe(self) -> TargetStatus:
         """Nothing, which is whole."""
         return TargetStatus(replicas=[], desired=0, settled=True, detail="no server is wanted")

@@ -116,6 +116,10 @@ class ProcessTarget:
         )
         return stable.candidate if stable is not None and ours else self._command.baseline
 
+    def beside_knobs(self) -> str:
+        """Empty: the tuning's own spec says it."""
+        return ""
+
     def observe(self) -> TargetStatus:
         """Production as it is; changes nothing."""
         with self._lock:
