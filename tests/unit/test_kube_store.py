@@ -83,6 +83,21 @@ def raising(error: Exception, method: str, part: str, times: int = 1) -> Any:
     return hook
 
 
+def test_what_a_person_ended_is_told_without_a_warning(kube: Kube, store: KubernetesStore) -> None:
+    record = store.save(waiting(history=()))
+    changes = [
+        PhaseChange(at=1.0, phase=Phase.ROLLING_BACK, sentence="By the guard."),
+        PhaseChange(at=2.0, phase=Phase.ROLLED_BACK, sentence="Back."),
+        PhaseChange(at=3.0, phase=Phase.ROLLING_BACK, sentence="By ana.", by="ana"),
+        PhaseChange(at=4.0, phase=Phase.ROLLED_BACK, sentence="Back again."),
+    ]
+    for count, change in enumerate(changes, 1):
+        record = store.save(update(record, phase=change.phase, history=tuple(changes[:count])))
+    told = {event["message"]: event["type"] for event in kube.list(EVENTS, NS).items}
+    warns = ("By the guard.", "Back.")
+    assert told == {c.sentence: "Warning" if c.sentence in warns else "Normal" for c in changes}
+
+
 # --- faults ---
 
 

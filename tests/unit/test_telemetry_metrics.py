@@ -242,7 +242,8 @@ def test_an_approval_that_is_waited_for_and_rollbacks_are_told():
     back = record(Phase.ROLLED_BACK, history=history(Phase.CANARY, Phase.ROLLING_BACK, Phase.ROLLED_BACK))
     found = samples(metrics_of((back, []))[0])
     assert value(found, "tunewright_tuning_approval_waiting") == 0
-    assert value(found, "tunewright_tuning_rollbacks_total") == 1
+    assert value(found, "tunewright_tuning_rollbacks_total", cause="guard") == 1
+    assert value(found, "tunewright_tuning_rollbacks_total", cause="person") == 0
     assert "tunewright_tuning_approval_waiting_seconds" not in {name for name, _ in found}
 
 

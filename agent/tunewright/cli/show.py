@@ -15,7 +15,7 @@ from tunewright.domain.objective import objective_unit
 from tunewright.domain.oneline import clean_lines
 from tunewright.domain.phases import TERMINAL, Phase
 from tunewright.domain.state import TrialRecord, TuningRecord
-from tunewright.exits import OF_PHASE
+from tunewright.exits import exit_of
 from tunewright.ports import Refused
 from tunewright.store.lock import held
 
@@ -77,7 +77,7 @@ def _watch(state: StateOption, name: str) -> int:
                 print("\n".join(lines), flush=True)
                 before = lines
             if record.phase in TERMINAL:
-                return int(OF_PHASE[record.phase])
+                return int(exit_of(record))
             time.sleep(EVERY)
             found = store.load(name)
             if found is None:
@@ -86,8 +86,9 @@ def _watch(state: StateOption, name: str) -> int:
 
 
 def _lines(record: TuningRecord, driven: bool) -> list[str]:
-    suspended = " (suspended)" if record.suspended_since is not None else ""
-    lines = [f"{record.name}: {record.phase}{suspended}", f"  {record.sentence}"]
+    more = " (suspended)" if record.suspended_since is not None else ""
+    more = f" ({record.stopped_by} asked for it)" if record.stopped_by else more
+    lines = [f"{record.name}: {record.phase}{more}", f"  {record.sentence}"]
     if not driven and record.phase not in TERMINAL:
         lines.append("  nobody works on it: `tunewright tune` with its file goes on")
     if (production := _production(record)) is not None:

@@ -12,7 +12,7 @@ import typer
 from tunewright.cli.common import JsonOption, StateOption, fail, told
 from tunewright.clock import SystemClock
 from tunewright.domain.tuning import Tuning
-from tunewright.exits import OF_PHASE, Exit
+from tunewright.exits import OF_PHASE, Exit, exit_of
 from tunewright.ports import PortError, Refused, Target
 
 FileArgument = Annotated[Path, typer.Argument(help="The tuning file (YAML); see docs/tuning.md.", metavar="FILE")]
@@ -94,7 +94,7 @@ def tune(
         if (record.phase, record.phase_since) == (before.phase, before.phase_since):
             again = f"tunewright tune {file} --anew"
             print(f"It had ended before, in {record.phase}: nothing was tried. To begin again: {again}")
-        raise typer.Exit(OF_PHASE[record.phase])
+        raise typer.Exit(exit_of(record))
 
 
 def _left(target: Target) -> str:

@@ -11,7 +11,7 @@ from tunewright.demo.prometheus import binary, free_port, prometheus
 from tunewright.domain.phases import Phase
 from tunewright.domain.state import TuningRecord
 from tunewright.domain.tuning import Tuning
-from tunewright.exits import OF_PHASE, Exit
+from tunewright.exits import OF_PHASE, Exit, exit_of
 from tunewright.local import LocalTuning
 from tunewright.platform.process import children
 from tunewright.platform.process.target import ProcessTarget
@@ -120,7 +120,9 @@ def run_demo(folder: Path, clock: Clock, stop: Stop, *, plain: bool) -> Exit:
         print(f"Processes {leftovers} were left behind.")
         return Exit.WENT_WRONG
     if record is None or record.phase is not Phase.PROMOTED:
-        return OF_PHASE.get(record.phase, Exit.INTERRUPTED) if record else Exit.WENT_WRONG
+        if record is None:
+            return Exit.WENT_WRONG
+        return exit_of(record) if record.phase in OF_PHASE else Exit.INTERRUPTED
     return Exit.WENT_WRONG if left else Exit.DONE
 
 

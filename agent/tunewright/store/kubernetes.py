@@ -296,7 +296,8 @@ class KubernetesStore:
     def _tell(self, about: Json, record: TuningRecord, told: int) -> None:
         """An Event for each phase change not told yet. What fails is told with the next write."""
         for change in record.history[max(told, self._told.get(record.name, 0)) :]:
-            warning = change.phase in _WARNING_PHASES
+            by_person = change.by or (change.phase is Phase.ROLLED_BACK and record.stopped_by)
+            warning = change.phase in _WARNING_PHASES and not by_person
             if not emit(
                 self._kube, about, reason=change.phase.value, message=change.sentence, at=change.at, warning=warning
             ):

@@ -129,10 +129,14 @@ def _of_record(record: TuningRecord) -> dict[str, tuple[str, str, str]]:
     phase, sentence = record.phase, record.sentence
     suspended = record.suspended_since is not None
     at_work = phase not in TERMINAL and not suspended
+    # What a person ended leaves nothing to do, and is no failure.
+    ended, stopped = phase in TERMINAL, bool(record.stopped_by)
+    stuck = phase in _STUCK and not stopped
+    reason = "Aborted" if phase is Phase.FAILED and stopped else phase.value
     return {
-        "Ready": (_is(phase in _ANSWERED), phase.value, sentence),
+        "Ready": (_is(phase in _ANSWERED or (ended and stopped)), reason, sentence),
         "Reconciling": (_is(at_work), "Suspended" if suspended else phase.value, sentence),
-        "Stalled": (_is(phase in _STUCK), phase.value, sentence if phase in _STUCK else "Nothing holds it up."),
+        "Stalled": (_is(stuck), reason, sentence if stuck else "Nothing holds it up."),
         "Suspended": (
             _is(suspended),
             "Suspended" if suspended else "NotSuspended",

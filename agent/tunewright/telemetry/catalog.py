@@ -57,7 +57,11 @@ APPROVAL_WAITING_SECONDS = _of_tuning(
     "tuning_approval_waiting_seconds", "How long the approval has been waited for; absent if not."
 )
 APPROVAL_EXPIRY = _of_tuning("tuning_approval_expiry_seconds", "How long an approval is waited for at most.")
-ROLLBACKS = _of_tuning("tuning_rollbacks_total", "How often production was taken back to the baseline.")
+ROLLBACKS = _of_tuning(
+    "tuning_rollbacks_total",
+    "How often production was taken back to the baseline: by the guard itself, or because a person asked for it.",
+    "cause",
+)
 FOREIGN = _of_tuning(
     "tuning_foreign_manager", "1 while somebody else changes what Tunewright set in production, or owns it."
 )

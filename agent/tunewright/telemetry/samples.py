@@ -96,7 +96,9 @@ def _phase(record: TuningRecord, trials: Sequence[TrialRecord]) -> Iterator[Samp
     yield catalog.SUSPENDED, (), float(record.suspended_since is not None)
     yield catalog.STEP_FAILURES, (), float(record.errors)
     yield catalog.APPROVAL_WAITING, (), float(record.phase is Phase.AWAITING_APPROVAL)
-    yield catalog.ROLLBACKS, (), float(sum(change.phase is Phase.ROLLING_BACK for change in record.history))
+    back = [change for change in record.history if change.phase is Phase.ROLLING_BACK]
+    yield catalog.ROLLBACKS, ("guard",), float(sum(not change.by for change in back))
+    yield catalog.ROLLBACKS, ("person",), float(sum(bool(change.by) for change in back))
     yield catalog.FOREIGN, (), float(bool(record.foreign))
     if record.drift is not None:
         yield catalog.DRIFT, (), record.drift

@@ -137,12 +137,12 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "TunewrightRolledBack",
-        "increase(tunewright_tuning_rollbacks_total[15m]) > 0",
+        'increase(tunewright_tuning_rollbacks_total{cause="guard"}[15m]) > 0',
         "0m",
         "warning",
-        "Tuning {{ $labels.tuning }} takes production back to the baseline.",
-        "The guard did its work: the canary, a replica or the watch afterwards was worse than allowed, or a person "
-        "asked for it.",
+        "Tuning {{ $labels.tuning }} takes production back to the baseline, by itself.",
+        "The guard did its work: the canary, a replica or the watch afterwards was worse than allowed, or "
+        "stood in the way of a deadline. An abort or a rollback that a person asked for raises nothing.",
         (
             "The report's sections *Promotion* and *Phases*: which metric, by how much, on how many samples.",
             "Is production back whole? The dashboard *Promotion*, replicas on the winner.",
@@ -225,11 +225,14 @@ ALERTS: tuple[Alert, ...] = (
         "tunewright_tuning_foreign_manager == 1",
         "5m",
         "warning",
-        "Somebody else changes what tuning {{ $labels.tuning }} set in production.",
+        "Somebody else changes or holds what tuning {{ $labels.tuning }} set in production.",
         "A GitOps tool, another controller or a person owns the same fields: its next apply undoes the promotion, "
-        "without a canary. A rollout in progress is held.",
+        "without a canary. Or a right was taken away, or an HTTPRoute can't be read, so that a canary can't go. A "
+        "rollout in progress is held; going back goes on with all else, and is given up after "
+        "`promotion.foreignTimeout`.",
         (_SHOWN, "`kubectl get deployment NAME -o yaml --show-managed-fields`: who owns the fields?"),
         (
+            "A missing right: the sentence names it, and the command that grants it. It goes on by itself then.",
             "Take the change into the other tool's source; the report has it as text.",
             "Or let Tunewright own the fields: `promotion.takeOver: true`, once the other tool leaves them out.",
         ),

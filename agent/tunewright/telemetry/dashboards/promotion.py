@@ -81,7 +81,13 @@ PROMOTION_DASHBOARD = Dashboard(
                 "Rollbacks",
                 "How often production was taken back to the baseline during the time shown. docs/runbooks.md tells "
                 "what to do then.",
-                [Query(f"round(max(increase(tunewright_tuning_rollbacks_total{{{OURS}}}[$__range])))", "rollbacks")],
+                [
+                    Query(
+                        "round(max(sum without (cause) "
+                        f"(increase(tunewright_tuning_rollbacks_total{{{OURS}}}[$__range]))))",
+                        "rollbacks",
+                    )
+                ],
                 kind="stat", width=4, height=4, steps=((None, "green"), (1, "red")),
             ),
             TIMELINE,

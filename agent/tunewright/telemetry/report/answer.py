@@ -63,7 +63,7 @@ def compared(record: TuningRecord, trials: Sequence[TrialRecord]) -> tuple[str, 
 
 def answer(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     """What changes, how much better, how sure, at what risk, and where the numbers come from."""
-    parts: list[object] = [badge(str(record.phase), _PHASE_KIND.get(record.phase, "plain"))]
+    parts: list[object] = [badge(*_where(record))]
     if record.suspended_since is not None:
         parts += [Raw(" "), badge("suspended", "warn")]
     parts.append(el("p", _headline(record, trials), cls="headline"))
@@ -97,15 +97,24 @@ def _by_slo(gain: Gain) -> bool:
     return gain.status is ConfirmStatus.BETTER and gain.estimate.low <= 0
 
 
+def _where(record: TuningRecord) -> tuple[str, str]:
+    """The phase as the badge tells it, and its kind: what a person stopped is no failure."""
+    if record.stopped_by:
+        return f"{record.phase}: {record.stopped_by} asked for it", "plain"
+    return str(record.phase), _PHASE_KIND.get(record.phase, "plain")
+
+
 def _headline(record: TuningRecord, trials: Sequence[TrialRecord]) -> str:
     against = compared(record, trials)
     if against is None:
-        offline = record.tuning.spec.offline
+        offline, stopped = record.tuning.spec.offline, f"Aborted by {record.stopped_by}" if record.stopped_by else ""
         ended = {
             Phase.NO_IMPROVEMENT: f"{'The command' if offline else 'The configuration in production'} stays: "
             "nothing better was found.",
             Phase.INFEASIBLE: "No configuration meets the SLO here.",
-            Phase.FAILED: f"The tuning could not be done{'' if offline else '; production is as it was'}.",
+            Phase.FAILED: f"{stopped}; production is as it was."
+            if stopped
+            else f"The tuning could not be done{'' if offline else '; production is as it was'}.",
         }
         return ended.get(record.phase, "There is nothing to compare yet.")
     name, candidate = against
