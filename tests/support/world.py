@@ -430,6 +430,8 @@ class FakeTarget:
             elif self._is_ready(world.surge, now):
                 world.fleet[slot], world.surge = world.surge, None
             break
+        if settled:
+            world.surge = None  # it was not needed after all
         if settled and not plan.canary:
             world.stable = plan.candidate if plan.updated == len(world.fleet) else plan.baseline
         self.check(plan.updated)
