@@ -81,7 +81,7 @@ def theirs(vllm: Path, folder: Path, seed: int) -> tuple[dict[str, Any], Path]:
         "--endpoint", "/v1/completions", "--host", "127.0.0.1", "--port", str(PORT), "--model", str(vllm / "model"),
         "--dataset-name", "random", "--random-input-len", str(PROMPT), "--random-output-len", str(OUTPUT),
         "--random-range-ratio", str(RANGE), "--num-prompts", str(REQUESTS), "--max-concurrency", str(STREAMS),
-        "--ignore-eos", "--seed", str(seed), "--disable-tqdm", "--save-result", "--save-detailed",
+        "--temperature", "0", "--ignore-eos", "--seed", str(seed), "--disable-tqdm", "--save-result", "--save-detailed",
         "--result-dir", str(folder), "--result-filename", saved.name,
     )  # fmt: skip
     found = json.loads(saved.read_text())
@@ -100,7 +100,7 @@ def ours(lengths: Path, seed: int) -> dict[str, Any]:
     """One run of `tunewright load`. Raises `Failed` when its measurement is void."""
     told = _run(
         "taskset", "-c", "1", str(Path(sys.executable).parent / "tunewright"), "load", URL, "--json",
-        "--seed", str(seed), "--concurrency", str(STREAMS), "--lengths-of", str(lengths),
+        "--seed", str(seed), "--concurrency", str(STREAMS), "--lengths-of", str(lengths), "--trace-format", "mooncake",
         "--duration", f"{WINDOW}s", "--max-warmup", f"{WARMUP}s",
     )  # fmt: skip
     measured: dict[str, Any] = json.loads(told)["measurement"]
