@@ -8,7 +8,7 @@ from tunewright.controller.context import Context
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Source
 from tunewright.domain.state import TuningRecord
-from tunewright.domain.step import Step, age, enter, say
+from tunewright.domain.step import Step, age, enter, say, update
 from tunewright.domain.workload import given_profile
 from tunewright.observe.learn import PROFILE_METRICS, learn_profile
 from tunewright.ports import Refused, SeriesWindow
@@ -24,6 +24,9 @@ def pending(record: TuningRecord, context: Context) -> Step:
     """Wait for production to be whole, and note what it runs."""
     now, status = context.clock.now(), context.target.observe()
     context.prompts()  # what is of no use ends the tuning here, not in its last phase
+    if record.load_file is None and (file := context.load_file()) is not None:
+        sentence = f"Every load test will read {file.told} (a copy, which later edits do not change)."
+        return Step(update(record, load_file=file, sentence=sentence), 0.0)
     context.spare.sweep(keep=[])
     if trials := context.store.trials(record.name):
         kept = earlier.with_own(record, trials)

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from tunewright.domain.answers import Answer
 from tunewright.domain.candidate import Candidate, KnobValue
+from tunewright.domain.load import Load, LoadFile
 from tunewright.domain.measurement import Estimate, Measurement
 from tunewright.domain.model import Model
 from tunewright.domain.phases import Phase
@@ -267,6 +268,9 @@ class TuningRecord(Model):
     suspended_since: float | None = None
     sentence: str = ""
     source: Source | None = None
+    load_file: LoadFile | None = Field(
+        default=None, description="Copied when it began, where `load` names a ConfigMap."
+    )
     profile: TrafficProfile | None = None
     baseline: Candidate | None = None
     baseline_noise: float | None = Field(default=None, description="Log-sd between fresh starts, when known.")
@@ -300,3 +304,9 @@ class TuningRecord(Model):
     def name(self) -> str:
         """The tuning's name."""
         return self.tuning.metadata.name
+
+    @property
+    def load(self) -> Load:
+        """The spec's load as load tests are given it: by the file that is kept for them, not by a ConfigMap's name."""
+        load = self.tuning.spec.load
+        return load if self.load_file is None else load.reading(self.load_file.path)

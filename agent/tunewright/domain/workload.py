@@ -94,6 +94,8 @@ class Workload(Model):
             raise ValueError("the search for the highest rate needs a rate to begin with")
         if self.ramp is not None and (self.rate is None or self.highest or self.ramp.start_rate >= self.rate):
             raise ValueError("a ramp leads from a lower rate to that of an open loop, and to no search for the highest")
+        if any(named is not None and named.file is None for named in (self.trace, self.pairs_of)):
+            raise ValueError("a load test reads a trace from a file: configMap belongs to the tuning file")
         ways = {
             "sessions": self.sessions is not None,
             "trace": self.trace is not None,
