@@ -15,7 +15,7 @@ from tunings import tuning
 
 from tunewright.domain.load import Load, LoadFile
 from tunewright.domain.tuning import Tuning
-from tunewright.domain.workload import given_profile, workload_for
+from tunewright.domain.workload import Workload, given_profile, workload_for
 from tunewright.kube.resources import CONFIG_MAPS, PODS
 from tunewright.loadtest.job import LoadJob
 from tunewright.platform.kubernetes import loadfile
@@ -268,9 +268,13 @@ def test_another_config_map_starts_anew_and_a_workload_is_never_of_a_name_alone(
     loads = ({"promptsConfigMap": "a"}, {"promptsConfigMap": "b"}, {"lengths": {"trace": {"configMap": "a"}}}, {})
     assert len({tuning(target={"deployment": "chat"}, load=load).spec.spec_hash for load in loads}) == len(loads)
     profile = given_profile(Load(concurrency=2, prompt_tokens=8, output_tokens=4), 0.0)
-    for load in (REPLAYED, DRAWN):
-        with pytest.raises(ValidationError, match="a load test reads a trace from a file"):
+    for load in (REPLAYED, DRAWN, TEXTS):
+        with pytest.raises(AssertionError, match="the copy of the ConfigMap is wanted"):
             workload_for(load, profile)
+    for load in (REPLAYED, DRAWN):
         workload = workload_for(load.reading("/there"), profile)
         assert (workload.trace or workload.pairs_of).path == "/there"
     assert workload_for(TEXTS.reading("/there"), profile).prompts_file == "/there"
+    lengths = {"prompt_tokens": {"fixed": 1}, "output_tokens": {"fixed": 1}}
+    with pytest.raises(ValidationError, match="a load test reads a trace from a file"):
+        Workload.model_validate({"trace": {"config_map": "mine"}, **lengths})

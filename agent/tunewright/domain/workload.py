@@ -205,6 +205,8 @@ def workload_for(load: Load, profile: TrafficProfile) -> Workload:
     Mode `profile` is a closed loop at the concurrency production showed (its 95th percentile, so that the test is at
     the busy end of what was seen): capacity, never production's own rate, which every feasible candidate meets.
     """
+    if (source := load.source) is not None and source.config_map is not None:
+        raise AssertionError("a load test reads a file: the copy of the ConfigMap is wanted, by `Load.reading`")
     if load.sessions is not None:
         return Workload.of_sessions(load.sessions)
     reuse = load.prefix_reuse if load.prefix_reuse is not None else profile.prefix_reuse
