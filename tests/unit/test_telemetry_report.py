@@ -459,7 +459,9 @@ def test_a_step_of_many_changes_stays_inside_the_chart_and_whole_in_its_text_alt
 
 def test_what_was_read_of_a_config_map_is_told_also_before_it_is_copied():
     spec = {"target": {"deployment": "chat"}, "load": {"promptsConfigMap": "monday"}}
-    kept = LoadFile(config_map="monday", key="prompts.jsonl", digest="a" * 64, path="/there", told="2 prompts, sha256 aa")
+    kept = LoadFile(
+        config_map="monday", key="prompts.jsonl", digest="a" * 64, path="/there", told="2 prompts, sha256 aa"
+    )
     copied = record(Phase.SEARCHING, tuning=tuning(**spec), profile=profile(), load_file=kept)
     text = render_report(copied, [])
     assert "The load tests read a copy of 2 prompts, sha256 aa." in text
