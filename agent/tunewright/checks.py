@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tunewright.domain.tuning import Tuning
-from tunewright.domain.units import format_duration
 from tunewright.knobs import binary, commandline
 from tunewright.loadtest.job import LoadFailure
 from tunewright.loadtest.trace import read_trace
@@ -48,8 +47,8 @@ def run_checks(tuning: Tuning, state: Path, clock: Clock) -> list[Finding]:
     spec = tuning.spec
     checks: list[tuple[str, Callable[[], str]]] = [("state", partial(_state, state))]
     checks.append(("search", partial(_search, tuning)))
-    if spec.load.file_field is not None:
-        checks.append((spec.load.file_field, partial(check_load_file, tuning)))
+    if (source := spec.load.source) is not None:
+        checks.append((f"load.{source.field}", partial(check_load_file, tuning)))
     if spec.quality.prompts_file is not None:
         checks.append(("quality prompts", partial(_prompts, spec.quality.prompts_file, "quality.promptsFile", QUALITY)))
     for name, words in _commands(tuning):
@@ -99,17 +98,16 @@ def _search(tuning: Tuning) -> str:
 
 def check_load_file(tuning: Tuning) -> str:
     """Read the trace or the prompts that the load tests are to read. Raises `Refused` with the lines that are wrong."""
-    load = tuning.spec.load
-    if load.prompts_file is not None:
-        return _prompts(load.prompts_file, "load.promptsFile", LOAD)
-    trace = load.trace or (load.lengths.trace if load.lengths is not None else None)
-    if trace is None:
+    source = tuning.spec.load.source
+    if source is None or source.file is None:
         return "none"
+    if source.recording is None:
+        return _prompts(source.file, "load.promptsFile", LOAD)
     try:
-        recording = read_trace(trace)
+        recording = read_trace(source.recording)
     except LoadFailure as failure:
         raise Refused(str(failure)) from failure
-    return f"{len(recording.arrivals)} requests over {format_duration(round(recording.period))}"
+    return recording.summary
 
 
 def _prompts(file: str, field: str, bounds: Bounds) -> str:

@@ -28,6 +28,7 @@ from tunewright.kube.wakes import TRIALS_PAGE, Wakes
 from tunewright.observe.prometheus import PrometheusSource
 from tunewright.platform.kubernetes.abandoned import release_abandoned
 from tunewright.platform.kubernetes.inquiry import ImageInquiry
+from tunewright.platform.kubernetes.loadfile import LoadFiles
 from tunewright.platform.kubernetes.loadpod import KubernetesLoadTest, LoadPodSettings
 from tunewright.platform.kubernetes.names import Owner
 from tunewright.platform.kubernetes.prober import Prober
@@ -325,6 +326,7 @@ class Cluster:
             target=target,
             proposer=OptunaProposer(spec.search, inquiry.known, spec.load),
             prompts=partial(config_map_prompts, self.kube, namespace, spec.quality.prompts_config_map),
+            load_file=partial(LoadFiles(self.kube, owner, namespace).keep, spec.load),
         )
         return context, inquiry
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate, KnobValue
+from tunewright.domain.load import LoadFile
 from tunewright.domain.measurement import Interim, Measurement
 from tunewright.domain.profile import TrafficProfile
 from tunewright.domain.recipe import Recipe
@@ -186,6 +187,8 @@ class LoadRequest:
     quality_max_tokens: int = 0
     prompts: Sequence[QualityPrompt] = ()
     api_key_file: str | None = None
+    file: LoadFile | None = None
+    """What of a ConfigMap the workload reads at its path: in a cluster alone."""
     interim: bool = False
     """Whether estimates are wanted before the window is over."""
 

@@ -1,4 +1,7 @@
-"""Read prompts, of the quality gate or to load with: JSONL, one prompt a line, perhaps with the right answer."""
+"""Read prompts, of the quality gate or to load with: JSONL, one prompt a line, perhaps with the right answer.
+
+The file may be gzip of that.
+"""
 
 import json
 from pathlib import Path
@@ -6,7 +9,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from tunewright.bounded import read_bounded
+from tunewright.bounded import read_bounded, unpacked
 from tunewright.domain.answers import MAX_PROMPTS, QualityPrompt
 from tunewright.ports import Refused
 
@@ -28,7 +31,16 @@ def read_prompts(path: Path, field: str, bounds: Bounds) -> tuple[QualityPrompt,
     """The prompts in a file that `field` names. Raises `Refused` with the line and what is wrong with it."""
     where = f"{field}: {path}"
     try:
-        text = read_bounded(path, bounds.size).decode()
+        data = read_bounded(path, bounds.size)
+    except OSError as error:
+        raise Refused(f"{where} can't be read: {error.strerror or error}") from error
+    return decode_prompts(data, where, bounds)
+
+
+def decode_prompts(data: bytes, where: str, bounds: Bounds) -> tuple[QualityPrompt, ...]:
+    """The prompts in the bytes of a file, which may be gzip. Raises `Refused`, as `parse_prompts` does."""
+    try:
+        text = unpacked(data, bounds.size).decode()
     except OSError as error:
         raise Refused(f"{where} can't be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -1,5 +1,7 @@
 """The spare and the load test as pods of a real cluster."""
 
+import base64
+import gzip
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,16 +11,20 @@ from cluster_production import ARGS, GPU, IMAGE, NEW, deployment, own, productio
 
 from cluster import PATIENCE, wait_for
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.load import Load, LoadMode
 from tunewright.domain.state import FailureKind
+from tunewright.domain.traffic import Trace
 from tunewright.domain.tuning import Slo
-from tunewright.domain.workload import Lengths, Workload
+from tunewright.domain.workload import Lengths, Workload, given_profile, workload_for
 from tunewright.kube.client import Json, Kube, PatchType
 from tunewright.kube.resources import CONFIG_MAPS, NODES, PODS, TUNINGS
+from tunewright.platform.kubernetes import pods
+from tunewright.platform.kubernetes.loadfile import LoadFiles
 from tunewright.platform.kubernetes.loadpod import KubernetesLoadTest, LoadPodSettings
 from tunewright.platform.kubernetes.names import Owner
 from tunewright.platform.kubernetes.spare import KubernetesSpare
 from tunewright.platform.kubernetes.workload import DeploymentRef, Overrides
-from tunewright.ports import LoadPhase, LoadRequest, LoadStatus, PortError, ServerPhase, ServerStatus
+from tunewright.ports import LoadPhase, LoadRequest, LoadStatus, PortError, Refused, ServerPhase, ServerStatus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -98,6 +104,43 @@ def ended(tests: KubernetesLoadTest, run_id: str) -> LoadStatus:
         assert time.monotonic() < deadline, status
         time.sleep(0.2)
     return status
+
+
+def test_load_tests_read_a_trace_of_a_config_map_as_it_was_when_it_was_copied(kube: Kube, namespace: str) -> None:
+    production(kube, namespace, deployment(1))
+    owner = own(kube, namespace)
+    files = LoadFiles(kube, owner, namespace)
+    load = Load(mode=LoadMode.TRACE, trace=Trace(config_map="monday"))
+    with pytest.raises(PortError, match="there is no ConfigMap monday"):
+        files.keep(load)
+    trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+        f"2023-11-16 18:17:{at // 4:02}.{at % 4 * 25:02},16,4\n" for at in range(40)
+    )
+    packed = {"trace.csv.gz": base64.b64encode(gzip.compress(trace.encode())).decode()}
+    kube.create(CONFIG_MAPS, {"metadata": {"name": "monday"}, "binaryData": packed}, namespace)
+    kept = files.keep(load)
+    assert kept is not None
+    assert files.keep(load) == kept
+    kube.delete(CONFIG_MAPS, "monday", namespace)
+    tests = KubernetesLoadTest(
+        kube, owner, namespace, LoadPodSettings(image=IMAGE, cpu="100m", memory="64Mi"), SystemClock()
+    )
+    (pod,) = kube.list(PODS, namespace).items
+    url = f"http://{pods.address(pod)}:8000"
+    given = given_profile(Load(concurrency=1, prompt_tokens=16, output_tokens=4), 0.0)
+    request = replace(REQUEST, url=url, workload=workload_for(load.reading(kept.path), given), file=kept)
+    tests.start("000-x-1", request)
+    found = ended(tests, "000-x-1")
+    assert found.phase is LoadPhase.DONE, found.detail
+    assert f"{kept.path}: 40 requests, sha256 {kept.digest[:12]}" in found.detail
+    copy = files.ensure(kept)
+    kube.delete(CONFIG_MAPS, copy, namespace)
+    with pytest.raises(Refused, match="no longer in ConfigMap monday"):
+        tests.start("001-x-1", request)
+    kube.create(CONFIG_MAPS, {"metadata": {"name": "monday"}, "binaryData": packed}, namespace)
+    tests.start("002-x-1", request)
+    assert ended(tests, "002-x-1").phase is LoadPhase.DONE
+    assert files.ensure(kept) == copy
 
 
 def test_a_failed_start_is_explained_and_its_log_is_kept(kube: Kube, namespace: str) -> None:

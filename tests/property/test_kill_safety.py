@@ -11,6 +11,7 @@ from tunings import tuning
 from world import BASELINE, BEST, Behaviour, Killed, World
 
 from tunewright.controller.decisions import bound
+from tunewright.domain.load import LoadFile
 from tunewright.domain.phases import TERMINAL, Phase
 
 QUICK = {
@@ -31,12 +32,15 @@ QUICK = {
 }
 """Few passes, so that hundreds of whole tunings take seconds."""
 
+KEPT = LoadFile(config_map="mine", key="trace.csv", digest="a" * 64, path="/there/trace.csv", told="2 requests")
+
 
 def drive(kills: list[tuple[int, bool]], spares: int = 1) -> World:
     """A whole tuning with mode approve, the agent killed at each of `kills` (calls after the last, after effect)."""
     world = World(spares=spares)
     for name in (BASELINE.hash, BEST.hash, world.proposals[0].hash):
         world.behaviours[name] = replace(world.behaviours.get(name, Behaviour()), start=0.5)
+    world.load_file = KEPT
     world.create(tuning(**QUICK, spare={"parallelism": spares}))
     schedule = list(kills)
 
@@ -64,6 +68,7 @@ def drive(kills: list[tuple[int, bool]], spares: int = 1) -> World:
 def check(world: World) -> None:
     record, trials = world.record(), world.store.trials("demo")
     assert record.phase is Phase.PROMOTED, record.sentence
+    assert record.load_file == KEPT
     assert [s.candidate.hash for s in world.fleet] == [BEST.hash] * 2
     assert world.canary is None
     assert world.leftovers() == []

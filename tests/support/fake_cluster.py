@@ -14,7 +14,7 @@ from fake_apply import server_side_apply
 
 from tunewright.kube.client import FIELD_MANAGER, Json, ObjectList, PatchType
 from tunewright.kube.errors import AlreadyExists, Forbidden, Gone, Invalid, KubeConflict, NotFound
-from tunewright.kube.resources import ENDPOINT_SLICES, PODS, REPLICA_SETS, Resource
+from tunewright.kube.resources import CONFIG_MAPS, ENDPOINT_SLICES, PODS, REPLICA_SETS, Resource
 from tunewright.kube.times import format_time
 from tunewright.kube.watch import Watcher
 
@@ -332,6 +332,10 @@ class FakeCluster:
             }
             pod["status"] = {"phase": "Pending", "conditions": [condition]}
             return
+        if "podIP" not in (pod.get("status") or {}) and not self._mountable(pod):
+            waiting = {"waiting": {"reason": "ContainerCreating"}}  # which one is missing is told by an Event alone
+            pod["status"] = {"phase": "Pending", "containerStatuses": [{"name": container, "state": waiting}]}
+            return
         running = {"running": {"startedAt": format_time(self.clock.now())}}
         status = pod.setdefault("status", {})
         if "podIP" not in status:
@@ -348,6 +352,14 @@ class FakeCluster:
             pod["ready_since"] = self.clock.time
         elif state == "crash":
             self.crash(pod, 1)
+
+    def _mountable(self, pod: Json) -> bool:
+        """Whether the ConfigMaps that it mounts are there; a kubelet waits for them for ever."""
+        mounted = [each["configMap"] for each in pod["spec"].get("volumes") or [] if "configMap" in each]
+        return all(
+            each.get("optional") or (CONFIG_MAPS.plural, pod["metadata"]["namespace"], each["name"]) in self.objects
+            for each in mounted
+        )
 
     def crash(self, pod: Json, code: int, reason: str = "Error") -> None:
         """Its container ends; a Deployment's is started again."""

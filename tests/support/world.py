@@ -12,6 +12,7 @@ from tunewright.controller.context import Context
 from tunewright.controller.reconcile import reconcile
 from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.load import LoadFile
 from tunewright.domain.measurement import Estimate, GeneratorHealth, Interim, Latency, Measurement
 from tunewright.domain.phases import TERMINAL
 from tunewright.domain.profile import Source
@@ -118,6 +119,7 @@ class World:
         self.target_is_gone = False
         self.beside_knobs = "vllm-openai:v0.32.0: `vllm serve m`"
         self.prompts: tuple[QualityPrompt, ...] | Refused = ()
+        self.load_file: LoadFile | PortError | Refused | None = None
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ("helm owns the arguments",)
         self.objections: dict[str, str] = {}
@@ -135,12 +137,18 @@ class World:
             target=Wrapped(self, FakeTarget(self), "target"),  # type: ignore[arg-type]
             proposer=FakeProposer(self),
             prompts=self.read_prompts,
+            load_file=lambda: self.step("loadFile.keep", self.keep_file),  # type: ignore[arg-type, return-value]
         )
 
     def read_prompts(self) -> tuple[QualityPrompt, ...]:
         if isinstance(self.prompts, Refused):
             raise self.prompts
         return self.prompts
+
+    def keep_file(self) -> LoadFile | None:
+        if isinstance(self.load_file, PortError | Refused):
+            raise self.load_file
+        return self.load_file
 
     def create(self, tuning: Tuning) -> TuningRecord:
         record = TuningRecord(tuning=tuning, spec_hash=tuning.spec.spec_hash, phase_since=self.clock.now())

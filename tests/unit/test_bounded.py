@@ -1,11 +1,12 @@
 """Files that a person names: whatever stands behind the name, reading it ends, and says what is wrong."""
 
+import gzip
 import os
 from pathlib import Path
 
 import pytest
 
-from tunewright.bounded import read_bounded
+from tunewright.bounded import read_bounded, unpacked
 from tunewright.domain.traffic import Trace
 from tunewright.loadtest import trace
 from tunewright.loadtest.job import LoadFailure
@@ -21,6 +22,18 @@ def test_no_more_is_read_than_is_allowed(tmp_path: Path) -> None:
         read_bounded(Path("/dev/zero"), 2 << 20)
     with pytest.raises(IsADirectoryError):
         read_bounded(tmp_path, 10)
+
+
+def test_gzip_is_unpacked_no_further_than_is_allowed() -> None:
+    packed = gzip.compress(b"a" * 3000)
+    assert unpacked(packed, 3000) == b"a" * 3000
+    assert unpacked(b"plain", 5) == b"plain"
+    for data, most in ((packed, 2999), (gzip.compress(bytes(64 << 20)), 2999), (b"plain", 4)):
+        with pytest.raises(OSError, match="larger than"):
+            unpacked(data, most)
+    for damaged in (packed[:-9], packed[:9], packed[:15] + b"xxxx" + packed[19:]):
+        with pytest.raises(OSError, match="damaged gzip"):
+            unpacked(damaged, 3000)
 
 
 def test_a_pipe_that_nobody_writes_to_hangs_nothing(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ from tunewright.controller.decisions import bound
 from tunewright.controller.reconcile import reconcile
 from tunewright.domain.answers import Answer, QualityPrompt
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.load import LoadFile
 from tunewright.domain.phases import TOUCHES_PRODUCTION, Phase
 from tunewright.domain.profile import Source
 from tunewright.domain.state import Decision, TrialPhase, TuningRecord
-from tunewright.ports import LoadStatus, Refused
+from tunewright.domain.step import update
+from tunewright.domain.tuning import Tuning
+from tunewright.ports import LoadRequest, LoadStatus, PortError, Refused
 
 
 def waits(record: TuningRecord) -> bool:
@@ -441,6 +444,54 @@ def test_bad_prompts_end_it_before_anything_is_started(world: World) -> None:
     record = world.run()
     assert record.phase is Phase.FAILED
     assert "line 1: is no JSON" in record.sentence
+    assert not {"spare.start", "target.apply", "load.start"} & set(world.calls)
+
+
+OF_TEXTS = tuning(
+    target={"deployment": "chat"}, metrics={"prometheus": "http://p:9090"}, load={"promptsConfigMap": "mine"}
+)
+KEPT = LoadFile(config_map="mine", key="prompts.jsonl", digest="a" * 64, path="/there/prompts.jsonl", told="2 prompts")
+
+
+def test_what_a_config_map_held_at_the_beginning_is_what_every_load_test_reads() -> None:
+    world = World()
+    world.load_file = KEPT
+    world.create(OF_TEXTS)
+    world.run(until=lambda r: r.load_file is not None)
+    world.load_file = KEPT.model_copy(update={"digest": "b" * 64})  # an edit in mid-tuning
+    sent: list[LoadRequest] = []
+    world.run(until=lambda r: waits(r) or bool(sent.extend(request for request, _ in world.loads.values())))
+    assert {(request.file, request.workload.prompts_file) for request in sent} == {(KEPT, KEPT.path)}
+    assert world.calls.count("loadFile.keep") == 1
+    edited = OF_TEXTS.model_dump(mode="json", by_alias=True)
+    edited["spec"]["load"]["seed"] = 9
+    world.store.save(update(world.record(), tuning=Tuning.model_validate(edited)))
+    record = world.run(until=lambda r: r.load_file not in (None, KEPT))
+    assert record.phase is Phase.PENDING, "a tuning that starts anew takes what is there then"
+
+
+def test_a_config_map_that_is_not_there_is_waited_for_until_the_deadline() -> None:
+    world = World()
+    world.load_file = PortError("load.promptsConfigMap: there is no ConfigMap mine in namespace team")
+    world.create(OF_TEXTS)
+    record = world.run(until=lambda r: r.errors > 3)
+    assert "there is no ConfigMap mine" in record.sentence
+    world.load_file = KEPT
+    assert world.run(until=lambda r: r.phase is Phase.PROFILING).load_file == KEPT
+    world = World()
+    world.load_file = PortError("there is no ConfigMap mine")
+    world.create(OF_TEXTS)
+    record = world.run()
+    assert record.phase is Phase.FAILED
+    assert "there is no ConfigMap mine" in record.sentence
+    assert not {"spare.start", "target.apply", "load.start"} & set(world.calls)
+
+
+def test_a_config_map_of_no_use_ends_it_before_anything_is_started(world: World) -> None:
+    world.load_file = Refused("load.trace.configMap: mine/trace.jsonl:4: this is no JSON")
+    record = world.run()
+    assert record.phase is Phase.FAILED
+    assert "trace.jsonl:4: this is no JSON" in record.sentence
     assert not {"spare.start", "target.apply", "load.start"} & set(world.calls)
 
 

@@ -1,11 +1,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 from telemetry_samples import measurement, promoted, steady, trial, tuning
 
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.load import Load
 from tunewright.domain.state import MACHINE_FAULTS, Failure, FailureKind, TrialRecord, TuningRecord
-from tunewright.domain.tuning import Slo, Tuning
+from tunewright.domain.tuning import Slo, Tuning, TuningSpec
 
 COMMAND = ["vllm", "serve", "m", "--port", "{port}"]
 
@@ -66,6 +68,22 @@ def test_a_tuning_survives_its_json_and_keeps_its_hash():
     assert again == whole
     assert again.spec.spec_hash == whole.spec.spec_hash
     assert '"ttftP95":"250ms"' in whole.model_dump_json()
+
+
+def test_a_field_that_a_later_version_knows_more_restarts_no_tuning_that_leaves_it_out():
+    class LaterLoad(Load):
+        more: str | None = None
+
+    class LaterSpec(TuningSpec):
+        load: LaterLoad = Field(default_factory=LaterLoad)
+
+    given = tuning(load={"mode": "profile", "seed": 3}).model_dump(mode="json", by_alias=True, exclude_unset=True)[
+        "spec"
+    ]
+    now = TuningSpec.model_validate(given).spec_hash
+    assert LaterSpec.model_validate(given).spec_hash == now
+    given["load"]["more"] = "x"
+    assert LaterSpec.model_validate(given).spec_hash != now
 
 
 def test_the_spec_hash_covers_what_results_depend_on_and_nothing_else():

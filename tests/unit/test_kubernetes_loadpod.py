@@ -35,8 +35,8 @@ def make(cluster: FakeCluster, **more) -> KubernetesLoadTest:
 
 
 def request(**more) -> LoadRequest:
-    given = {"duration": 10.0, "max_warmup": 20.0, "seed": 1, "slo": Slo(), "model": None, **more}
-    return LoadRequest(url="http://10.0.0.9:8000", workload=WORKLOAD, **given)
+    given = {"duration": 10.0, "max_warmup": 20.0, "seed": 1, "slo": Slo(), "model": None, "workload": WORKLOAD, **more}
+    return LoadRequest(url="http://10.0.0.9:8000", **given)
 
 
 def end(cluster: FakeCluster, log: str, code: int = 0, reason: str = "Completed") -> None:

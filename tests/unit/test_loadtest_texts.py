@@ -129,7 +129,7 @@ NORMAL = {"mean": 5, "standardDeviation": 1, "most": 9}
 def test_what_the_texts_say_themselves_is_refused(load, said):
     with pytest.raises(ValueError, match=said):
         Load.model_validate({"promptsFile": "p", **load})
-    assert Load.model_validate({"promptsFile": "p", "lengths": {"output": NORMAL}}).file_field == "promptsFile"
+    assert Load.model_validate({"promptsFile": "p", "lengths": {"output": NORMAL}}).source.field == "promptsFile"
 
 
 def test_the_tuning_file_names_prompts(tmp_path, monkeypatch):

@@ -217,7 +217,7 @@ def test_the_file_asks_for_a_trace(tmp_path, monkeypatch):
         Load.model_validate({"trace": {"file": "t.jsonl"}})
     spec = {"target": {"deployment": "d"}, "objective": {"maximize": "goodput"}, "load": text}
     head = {"apiVersion": "tunewright.dev/v1alpha1", "kind": "Tuning", "metadata": {"name": "t"}}
-    with pytest.raises(ValueError, match=r"load\.trace is a file on this machine"):
+    with pytest.raises(ValueError, match=r"load\.trace\.file is a file on this machine"):
         Tuning.model_validate(head | {"spec": spec})
     spec["target"] = {"command": ["vllm", "serve", "m", "--port", "{port}"]}
     monkeypatch.chdir(tmp_path)

@@ -28,6 +28,7 @@ from telemetry_samples import (
 
 from tunewright.domain.answers import Answer
 from tunewright.domain.candidate import Candidate
+from tunewright.domain.load import LoadFile
 from tunewright.domain.measurement import Estimate
 from tunewright.domain.phases import Phase
 from tunewright.domain.profile import Histogram
@@ -454,3 +455,16 @@ def test_a_step_of_many_changes_stays_inside_the_chart_and_whole_in_its_text_alt
     assert len(line) == LETTERS
     assert line.endswith("…: +20.0%, together +30.0%")
     assert f"{label}: from +10.0% to +30.0%" in str(found)
+
+
+def test_what_was_read_of_a_config_map_is_told_also_before_it_is_copied():
+    spec = {"target": {"deployment": "chat"}, "load": {"promptsConfigMap": "monday"}}
+    kept = LoadFile(
+        config_map="monday", key="prompts.jsonl", digest="a" * 64, path="/there", told="2 prompts, sha256 aa"
+    )
+    copied = record(Phase.SEARCHING, tuning=tuning(**spec), profile=profile(), load_file=kept)
+    text = render_report(copied, [])
+    assert "The load tests read a copy of 2 prompts, sha256 aa." in text
+    assert "the texts of /there" in text
+    edited = record(Phase.SEARCHING, tuning=tuning(**spec), profile=profile())
+    assert "the texts of ConfigMap monday" in render_report(edited, [])

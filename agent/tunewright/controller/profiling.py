@@ -24,6 +24,9 @@ def pending(record: TuningRecord, context: Context) -> Step:
     """Wait for production to be whole, and note what it runs."""
     now, status = context.clock.now(), context.target.observe()
     context.prompts()  # what is of no use ends the tuning here, not in its last phase
+    if record.load_file is None and (file := context.load_file()) is not None:
+        sentence = f"Every load test will read {file.told} (a copy, which later edits do not change)."
+        return Step(update(record, load_file=file, sentence=sentence), 0.0)
     context.spare.sweep(keep=[])
     if trials := context.store.trials(record.name):
         kept = earlier.with_own(record, trials)

@@ -220,7 +220,7 @@ def _load_request(record: TuningRecord, trial: TrialRecord, url: str, context: C
     asked = answers_wanted(record, trial, context)
     return LoadRequest(
         url=url,
-        workload=workload_for(spec.load, record.profile),
+        workload=workload_for(record.load, record.profile),
         model=spec.target.model,
         slo=spec.slo,
         duration=spec.load.duration,
@@ -230,6 +230,7 @@ def _load_request(record: TuningRecord, trial: TrialRecord, url: str, context: C
         quality_max_tokens=spec.quality.max_tokens if asked else 0,
         prompts=context.prompts() if asked else (),
         api_key_file=spec.target.api_key_file,
+        file=record.load_file,
         interim=stopping.may_stop(trial, record),
     )
 

@@ -1,12 +1,12 @@
 """The part of the tuning file about the load of every test."""
 
 from enum import StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from tunewright.domain.model import Model
-from tunewright.domain.traffic import GivenLengths, Ramp, Sessions, Trace
+from tunewright.domain.traffic import CONFIG_MAP, GivenLengths, Ramp, Sessions, Trace, TraceFile
 from tunewright.domain.units import Duration, Part, format_duration
 
 
@@ -19,6 +19,40 @@ class LoadMode(StrEnum):
     SESSIONS = "sessions"
     TRACE = "trace"
     HIGHEST_RATE = "highestRate"
+
+
+class LoadSource(NamedTuple):
+    """What a load is read from: a file on one machine, a ConfigMap in a cluster."""
+
+    field: str
+    """Of the tuning file's `load` block."""
+    recording: TraceFile | None
+    """None: it is a file of prompts."""
+    file: str | None
+    config_map: str | None
+
+    def misplaced(self, *, in_cluster: bool) -> str | None:
+        """Why load tests can't read it there, and what to name instead; None: they can."""
+        here, there = ("promptsFile", "promptsConfigMap") if self.recording is None else (".file", ".configMap")
+        if in_cluster and self.file is not None:
+            return (
+                f"load.{self.field} is a file on this machine, which the pods of load tests in a cluster don't have: "
+                f"name a ConfigMap, load.{self.field.replace(here, there)}"
+            )
+        if not in_cluster and self.config_map is not None:
+            instead = self.field.replace(there, here)
+            return f"load.{self.field} is for clusters: on one machine name a file, load.{instead}"
+        return None
+
+
+class LoadFile(Model):
+    """The content of a ConfigMap as it was when the tuning began: what every load test of it reads."""
+
+    config_map: str = Field(description="That the tuning names.")
+    key: str = Field(description="Of the ConfigMap.")
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of what the key held, in hex.")
+    path: str = Field(description="Where load tests find it.")
+    told: str = Field(description="What is in it, for people.")
 
 
 class Load(Model):
@@ -47,6 +81,11 @@ class Load(Model):
         min_length=1,
         description='Text prompts, where content matters, as to speculation: one `{"prompt": "…"}` a line, on the '
         "machine that runs the agent.",
+    )
+    prompts_config_map: str | None = Field(
+        default=None,
+        pattern=CONFIG_MAP,
+        description="In a cluster: the ConfigMap whose key `prompts.jsonl` or `prompts.jsonl.gz` holds them.",
     )
     prefix_reuse: Part | None = Field(default=None, description="Share of prompt tokens that is shared.")
     sessions: Sessions | None = Field(default=None, description="Agent sessions, for mode `sessions`.")
@@ -78,6 +117,7 @@ class Load(Model):
                 "prefixReuse": self.prefix_reuse,
                 "lengths": self.lengths,
                 "promptsFile": self.prompts_file,
+                "promptsConfigMap": self.prompts_config_map,
             }
             wrong = " and ".join(name for name, value in given.items() if value is not None)
             if wrong:
@@ -86,14 +126,34 @@ class Load(Model):
         return self
 
     @property
-    def file_field(self) -> str | None:
-        """The field that names a file on the agent's machine, if any does."""
-        named = {
-            "trace": self.trace is not None,
-            "lengths.trace": self.lengths is not None and self.lengths.trace is not None,
-            "promptsFile": self.prompts_file is not None,
-        }
-        return next((name for name, is_named in named.items() if is_named), None)
+    def source(self) -> LoadSource | None:
+        """What it is read from, if it is: of the trace, the lengths' trace and the prompts only one can be given."""
+        lengths = self.lengths.trace if self.lengths is not None else None
+        for field, recording in (("trace", self.trace), ("lengths.trace", lengths)):
+            if recording is not None:
+                ending = "file" if recording.config_map is None else "configMap"
+                return LoadSource(f"{field}.{ending}", recording, recording.file, recording.config_map)
+        if texts := self._prompts_field:
+            return LoadSource(texts, None, self.prompts_file, self.prompts_config_map)
+        return None
+
+    def reading(self, path: str) -> "Load":
+        """The same load, read from a file at `path` instead of the ConfigMap that it names."""
+        here: dict[str, object] = {"file": path, "config_map": None}
+        found: dict[str, object] = {}
+        if self.prompts_config_map is not None:
+            found = {"prompts_file": path, "prompts_config_map": None}
+        elif self.trace is not None:
+            found["trace"] = self.trace.model_copy(update=here)
+        elif self.lengths is not None and self.lengths.trace is not None:
+            found["lengths"] = self.lengths.model_copy(update={"trace": self.lengths.trace.model_copy(update=here)})
+        return self.model_copy(update=found)
+
+    @property
+    def _prompts_field(self) -> str | None:
+        if self.prompts_file is not None:
+            return "promptsFile"
+        return "promptsConfigMap" if self.prompts_config_map is not None else None
 
     def _check_ramp(self) -> None:
         if self.ramp is None:
@@ -121,11 +181,14 @@ class Load(Model):
         ):
             if fixed is not None and (together or other is not None):
                 raise ValueError(f"{name} and lengths both say how long requests are: leave one out")
-        if self.prompts_file is None:
+        texts = self._prompts_field
+        if texts is None:
             return
+        if self.prompts_file is not None and self.prompts_config_map is not None:
+            raise ValueError("name only one of promptsFile and promptsConfigMap")
         if self.mode is LoadMode.HIGHEST_RATE:
             raise ValueError(
-                "promptsFile can't be with mode highestRate: each level would send the same prompts to the same "
+                f"{texts} can't be with mode highestRate: each level would send the same prompts to the same "
                 "server, whose cache knows them; use openLoop"
             )
         given = {
@@ -137,5 +200,5 @@ class Load(Model):
         }
         if wrong := " and ".join(name for name, is_given in given.items() if is_given):
             raise ValueError(
-                f"{wrong} can't be with promptsFile: its texts are as long as they are, and share what they do"
+                f"{wrong} can't be with {texts}: its texts are as long as they are, and share what they do"
             )

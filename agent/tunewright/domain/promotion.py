@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from tunewright.domain.model import Model
+from tunewright.domain.traffic import CONFIG_MAP
 from tunewright.domain.units import Duration, Part, Percentage
 
 _LABEL_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -27,7 +28,7 @@ class Quality(Model):
     )
     prompts_config_map: str | None = Field(
         default=None,
-        pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$",
+        pattern=CONFIG_MAP,
         description="In a cluster: the ConfigMap whose key `prompts.jsonl` holds them.",
     )
     max_tokens: int = Field(default=32, ge=1, le=4096, description="Length of each answer in tokens.")

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from tunewright.domain.answers import Answer
 from tunewright.domain.candidate import Candidate, KnobValue
+from tunewright.domain.load import Load, LoadFile
 from tunewright.domain.measurement import Estimate, Measurement
 from tunewright.domain.model import Model
 from tunewright.domain.phases import Phase
@@ -268,6 +269,9 @@ class TuningRecord(Model):
     suspended_since: float | None = None
     sentence: str = ""
     source: Source | None = None
+    load_file: LoadFile | None = Field(
+        default=None, description="Copied when it began, where `load` names a ConfigMap."
+    )
     profile: TrafficProfile | None = None
     baseline: Candidate | None = None
     beside_knobs: str = Field(default="", description="What production ran beside its knobs then; empty: not known.")
@@ -308,3 +312,9 @@ class TuningRecord(Model):
         """Who ended it, or sent production back, by abort or rollback; empty: nobody did, or it went wrong since."""
         past = [change for change in self.history if change.phase is not Phase.ROLLED_BACK]
         return past[-1].by if past and self.phase in (Phase.FAILED, Phase.ROLLING_BACK, Phase.ROLLED_BACK) else ""
+
+    @property
+    def load(self) -> Load:
+        """The spec's load as load tests are given it: by the file that is kept for them, not by a ConfigMap's name."""
+        load = self.tuning.spec.load
+        return load if self.load_file is None else load.reading(self.load_file.path)

@@ -56,6 +56,7 @@ def start_anew(record: TuningRecord, sentence: str, now: float) -> TuningRecord:
     """Begin again from Pending with the spec as it is now; only history and decisions stay."""
     forgotten: dict[str, object] = {
         "spec_hash": record.tuning.spec.spec_hash,
+        "load_file": None,
         "profile": None,
         "baseline": None,
         "beside_knobs": "",

@@ -54,18 +54,44 @@ class Sessions(Model):
         return 1 - new / (self.turns * self.mean_prompt)
 
 
+CONFIG_MAP = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+"""Names that a ConfigMap may have."""
+
 TraceFormat = Literal["auto", "mooncake", "timed", "azure"]
 
 
 class TraceFile(Model):
-    """A recorded trace."""
+    """A recorded trace: a file on one machine, a ConfigMap in a cluster."""
 
-    file: str = Field(min_length=1, description="The recording: JSON lines or CSV, on the machine that runs the agent.")
+    file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The recording: JSON lines or CSV, or gzip of them, on the machine that runs the agent.",
+    )
+    config_map: str | None = Field(
+        default=None,
+        pattern=CONFIG_MAP,
+        description="In a cluster: the ConfigMap whose key `trace.jsonl` or `trace.csv` (or one of them with `.gz`) "
+        "holds it.",
+    )
     format: TraceFormat = Field(
         default="auto",
         description="`mooncake`: JSON lines, milliseconds, a hash for each 512 tokens. `timed`: vLLM's timed trace, "
         "seconds, a hash for each 16 tokens. `azure`: Azure's CSV of LLM requests. `auto`: as the file shows.",
     )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.file is None) == (self.config_map is None):
+            raise ValueError("name one of file (on one machine) and configMap (in a cluster)")
+        return self
+
+    @property
+    def path(self) -> str:
+        """Where a load test reads it."""
+        if self.file is None:
+            raise AssertionError("a load test is given a ConfigMap as a file")
+        return self.file
 
 
 class Trace(TraceFile):

@@ -349,7 +349,8 @@ class TuningSpec(Model):
             "spare": {"parallelism"},
             "search": {"early_stop", "candidates"},
         }
-        return content_hash(self.model_dump(mode="json", include=fields, exclude=others))
+        # Without what is left out: a field that a later version knows more restarts nothing.
+        return content_hash(self.model_dump(mode="json", include=fields, exclude=others, exclude_none=True))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -360,10 +361,9 @@ class TuningSpec(Model):
             )
         if self.load.mode is LoadMode.HIGHEST_RATE and not self.slo.bounds():
             raise ValueError("load.mode highestRate needs a latency in slo: without one every rate is good")
-        if self.target.deployment is not None and (file := self.load.file_field):
-            raise ValueError(
-                f"load.{file} is a file on this machine, which the pods of load tests in a cluster don't have"
-            )
+        source = self.load.source
+        if source is not None and (why := source.misplaced(in_cluster=self.target.deployment is not None)):
+            raise ValueError(why)
         if self.target.urls and not self.spare.command:
             raise ValueError("target.urls needs spare.command: there is no command of production's to take")
         if self.target.deployment is not None and (self.spare.command or self.spare.environment):

@@ -94,6 +94,8 @@ class Workload(Model):
             raise ValueError("the search for the highest rate needs a rate to begin with")
         if self.ramp is not None and (self.rate is None or self.highest or self.ramp.start_rate >= self.rate):
             raise ValueError("a ramp leads from a lower rate to that of an open loop, and to no search for the highest")
+        if any(named is not None and named.file is None for named in (self.trace, self.pairs_of)):
+            raise ValueError("a load test reads a trace from a file: configMap belongs to the tuning file")
         ways = {
             "sessions": self.sessions is not None,
             "trace": self.trace is not None,
@@ -203,6 +205,8 @@ def workload_for(load: Load, profile: TrafficProfile) -> Workload:
     Mode `profile` is a closed loop at the concurrency production showed (its 95th percentile, so that the test is at
     the busy end of what was seen): capacity, never production's own rate, which every feasible candidate meets.
     """
+    if (source := load.source) is not None and source.config_map is not None:
+        raise AssertionError("a load test reads a file: the copy of the ConfigMap is wanted, by `Load.reading`")
     if load.sessions is not None:
         return Workload.of_sessions(load.sessions)
     reuse = load.prefix_reuse if load.prefix_reuse is not None else profile.prefix_reuse

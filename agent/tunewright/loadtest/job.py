@@ -68,7 +68,7 @@ class LoadJob(Model):
         found: dict[str, object] = {}  # the load test runs in a folder of its own
         for name, named in (("trace", workload.trace), ("pairs_of", workload.pairs_of)):
             if named is not None:
-                found[name] = named.model_copy(update={"file": str(Path(named.file).absolute())})
+                found[name] = named.model_copy(update={"file": str(Path(named.path).absolute())})
         if workload.prompts_file is not None:
             found["prompts_file"] = str(Path(workload.prompts_file).absolute())
         workload = workload.model_copy(update=found)

@@ -54,7 +54,7 @@ def _asked(workload: Workload) -> str:
     if workload.sessions is not None:
         return f"{workload.concurrency} sessions of {workload.sessions.turns} turns"
     if workload.trace is not None:
-        return f"{workload.trace.file} at {workload.trace.speed:g} times its speed"
+        return f"{workload.trace.path} at {workload.trace.speed:g} times its speed"
     if workload.rate is None:
         return f"concurrency {workload.concurrency}"
     ramp = f" after a ramp from {workload.ramp.start_rate:g}" if workload.ramp is not None else ""

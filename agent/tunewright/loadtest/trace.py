@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tunewright.bounded import read_bounded
+from tunewright.bounded import read_bounded, unpacked
 from tunewright.domain.traffic import Trace, TraceFile
+from tunewright.domain.units import format_duration
 from tunewright.loadtest.client import Client
 from tunewright.loadtest.job import LoadFailure, LoadJob
 from tunewright.loadtest.lengths import Ints
@@ -59,6 +60,11 @@ class Recording:
         span = self.arrivals[-1].at
         return span + (span / (len(self.arrivals) - 1) if len(self.arrivals) > 1 and span > 0 else 1.0)
 
+    @property
+    def summary(self) -> str:
+        """How much it is, for people."""
+        return f"{len(self.arrivals)} requests over {format_duration(round(self.period))}"
+
     def arrivals_within(self, seconds: float) -> int:
         """How many come in the first `seconds` of it, which may be several times its length."""
         whole, rest = divmod(seconds, self.period)
@@ -66,7 +72,7 @@ class Recording:
 
     def told(self, trace: TraceFile) -> list[str]:
         """Which recording it is, and what was made of it."""
-        found = [f"{trace.file}: {len(self.arrivals)} requests, sha256 {self.digest[:12]}"]
+        found = [f"{trace.path}: {len(self.arrivals)} requests, sha256 {self.digest[:12]}"]
         if short := sum(arrival.output == 0 for arrival in self.arrivals):
             found.append(f"{short} requests of the trace have no output; they ask for one token")
         return found
@@ -83,16 +89,29 @@ class Recording:
 
 def read_trace(trace: TraceFile, limit: int | None = None) -> Recording:
     """Read and check it. Raises `LoadFailure` with the lines that are wrong, or don't fit `limit` tokens."""
-    path = Path(trace.file)
     try:
-        data = read_bounded(path, MAX_BYTES)
-        text = data.decode()
+        data = read_bounded(Path(trace.path), MAX_BYTES)
     except OSError as error:
-        hint = ": cut it, as with head -n" if error.errno == errno.EFBIG else ""
-        raise LoadFailure(f"the trace {path} can't be read: {error.strerror or error}{hint}") from error
+        raise _unreadable(trace.path, error) from error
+    return parse_trace(data, trace.path, trace.format, limit=limit)
+
+
+def _unreadable(path: str, error: OSError) -> LoadFailure:
+    hint = ": cut it, as with head -n" if error.errno == errno.EFBIG else ""
+    return LoadFailure(f"the trace {path} can't be read: {error.strerror or error}{hint}")
+
+
+def parse_trace(data: bytes, path: str, kind: str, *, limit: int | None = None, most: int = MAX_BYTES) -> Recording:
+    """The trace in the bytes of a file, which may be gzip of at most `most` bytes; `path` names it in messages.
+
+    Raises `LoadFailure`.
+    """
+    try:
+        text = unpacked(data, most).decode()
+    except OSError as error:
+        raise _unreadable(path, error) from error
     except UnicodeDecodeError as error:
         raise LoadFailure(f"the trace {path} can't be read: {error}") from error
-    kind: str = trace.format
     if kind == "auto":
         kind = "azure" if text[:1000].split("\n", 1)[0].lower().startswith(_COLUMNS[0]) else _guess(path, text)
     wrong: list[str] = []
@@ -120,7 +139,7 @@ def read_trace(trace: TraceFile, limit: int | None = None) -> Recording:
     return Recording(ordered, _BLOCKS.get(kind, 1), hashlib.sha256(data).hexdigest())
 
 
-def _rows(kind: str, text: str, path: Path) -> Iterator[tuple[int, Callable[[], Arrival]]]:
+def _rows(kind: str, text: str, path: str) -> Iterator[tuple[int, Callable[[], Arrival]]]:
     """Each line's number, and what reads it or raises `ValueError`."""
     if kind == "azure":
         rows = csv.reader(io.StringIO(text))
@@ -185,7 +204,7 @@ def _object(content: str) -> dict[str, object]:
     return row
 
 
-def _guess(path: Path, text: str) -> str:
+def _guess(path: str, text: str) -> str:
     """Mooncake's and vLLM's lines look alike, in other units: how many tokens a hash names tells them apart."""
     fits = set(_BLOCKS)
     seen = False

@@ -4,13 +4,16 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
+from tunewright.domain.load import LoadFile
 from tunewright.kube.client import Json, Kube
 from tunewright.kube.errors import AlreadyExists, KubeError, NotFound
 from tunewright.kube.resources import CONFIG_MAPS, PODS
 from tunewright.kube.times import parse_time
 from tunewright.loadtest.job import LoadJob
 from tunewright.platform.kubernetes import deliver, pods
+from tunewright.platform.kubernetes.loadfile import LoadFiles
 from tunewright.platform.kubernetes.names import TRIAL_ANNOTATION, Owner, joined
 from tunewright.platform.kubernetes.podtemplate import SecretKey
 from tunewright.ports import Clock, LoadPhase, LoadRequest, LoadStatus, PortError, Refused
@@ -56,6 +59,7 @@ class KubernetesLoadTest:
     ) -> None:
         self._kube, self._owner, self._namespace, self._settings = kube, owner, namespace, settings
         self._clock, self._api_key, self._sleep = clock, api_key, sleep
+        self._files = LoadFiles(kube, owner, namespace)
         self._ended: dict[str, LoadStatus] = {}
         self._running: dict[str, tuple[float, LoadStatus]] = {}
         self._launched: set[str] = set()
@@ -74,11 +78,14 @@ class KubernetesLoadTest:
         job = job.model_copy(update={"api_key_file": f"{_KEY}/key" if key else None})
         name = self._name(run_id)
         metadata = self._owner.metadata(name, _LOAD, **{TRIAL_ANNOTATION: run_id})
+        volumes = _volumes(name, key)
+        if request.file is not None:
+            volumes.append(_file_volume(self._files.ensure(request.file), request.file))
         data = {"request.json": job.model_dump_json()}
         with suppress(AlreadyExists):
             self._kube.create(CONFIG_MAPS, {"metadata": metadata, "data": data, "immutable": True}, self._namespace)
         with suppress(AlreadyExists):
-            self._kube.create(PODS, self._pod(metadata, job, key), self._namespace)
+            self._kube.create(PODS, self._pod(metadata, job, volumes), self._namespace)
         self._launched.add(run_id)
 
     def poll(self, run_id: str) -> LoadStatus:
@@ -99,7 +106,8 @@ class KubernetesLoadTest:
         waiting = pods.waiting_for(pod, _CONTAINER)
         if waiting is not None:
             if waited > PENDING_LIMIT:
-                return self._end(run_id, _failed(f"given up after {waited:.0f} s: {waiting}"))
+                told = "".join(f"; ConfigMap {name}, which it mounts, is gone" for name in self._missing(pod))
+                return self._end(run_id, _failed(f"given up after {waited:.0f} s: {waiting}{told}"))
             return LoadStatus(LoadPhase.RUNNING, waiting)
         limit = pod["spec"]["activeDeadlineSeconds"] + PENDING_LIMIT
         if waited > limit:
@@ -131,14 +139,8 @@ class KubernetesLoadTest:
             raise Refused("an empty id can't name a load test")
         return joined(self._owner.name, run_id, _LOAD)
 
-    def _pod(self, metadata: Json, job: LoadJob, key: SecretKey | None) -> Json:
+    def _pod(self, metadata: Json, job: LoadJob, volumes: list[tuple[Json, str]]) -> Json:
         settings = self._settings
-        volumes: list[Json] = [{"name": "request", "configMap": {"name": metadata["name"]}}]
-        mounts: list[Json] = [{"name": "request", "mountPath": _REQUEST, "readOnly": True}]
-        if key is not None:
-            items = [{"key": key.key, "path": "key"}]
-            volumes.append({"name": "key", "secret": {"secretName": key.secret, "items": items}})
-            mounts.append({"name": "key", "mountPath": _KEY, "readOnly": True})
         container: Json = {
             "name": _CONTAINER,
             "image": settings.image,
@@ -154,7 +156,9 @@ class KubernetesLoadTest:
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             },
-            "volumeMounts": mounts,
+            "volumeMounts": [
+                {"name": volume["name"], "mountPath": folder, "readOnly": True} for volume, folder in volumes
+            ],
         }
         spec: Json = {
             "restartPolicy": "Never",
@@ -171,7 +175,7 @@ class KubernetesLoadTest:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [container],
-            "volumes": volumes,
+            "volumes": [volume for volume, _ in volumes],
         }
         if settings.node_selector:
             spec["nodeSelector"] = dict(settings.node_selector)
@@ -189,6 +193,18 @@ class KubernetesLoadTest:
         if not self._owner.owns(pod):
             raise PortError(f"pod {pods.name_of(pod)} is of an earlier tuning and about to go; it is waited for")
         return pod
+
+    def _missing(self, pod: Json) -> list[str]:
+        """The ConfigMaps that it mounts and that are not there: a pod waits for them without a word in its status."""
+        found = []
+        for volume in pod["spec"]["volumes"]:
+            name = (volume.get("configMap") or {}).get("name")
+            try:
+                if name:
+                    self._kube.get(CONFIG_MAPS, name, self._namespace)
+            except NotFound:
+                found.append(str(name))
+        return found
 
     def _end(self, run_id: str, status: LoadStatus) -> LoadStatus:
         """An end is an end: what was read once is told again, also when the pod is gone by then."""
@@ -243,6 +259,21 @@ class KubernetesLoadTest:
             )
         except NotFound:
             return ""
+
+
+def _volumes(request: str, key: SecretKey | None) -> list[tuple[Json, str]]:
+    """What every load test's pod mounts, each with the folder where."""
+    found: list[tuple[Json, str]] = [({"name": "request", "configMap": {"name": request}}, _REQUEST)]
+    if key is not None:
+        items = [{"key": key.key, "path": "key"}]
+        found.append(({"name": "key", "secret": {"secretName": key.secret, "items": items}}, _KEY))
+    return found
+
+
+def _file_volume(config_map: str, file: LoadFile) -> tuple[Json, str]:
+    path = PurePosixPath(file.path)
+    items = [{"key": file.key, "path": path.name}]
+    return {"name": "file", "configMap": {"name": config_map, "items": items}}, str(path.parent)
 
 
 def _failed(reason: str) -> LoadStatus:

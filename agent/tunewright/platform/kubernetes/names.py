@@ -8,7 +8,7 @@ from tunewright.kube.client import Json
 from tunewright.kube.resources import GROUP, MANAGED_BY, TUNING_LABEL, TUNINGS, Resource
 
 ROLE_LABEL = f"{GROUP}/role"
-"""`trial`, `load`, `log` or `canary`."""
+"""`trial`, `load`, `load-file`, `log` or `canary`."""
 
 TRIAL_ANNOTATION = f"{GROUP}/trial"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from tunewright.domain.load import Load
 from tunewright.domain.measurement import Measurement
 from tunewright.domain.state import Decision, TrialRecord, TuningRecord
 from tunewright.domain.verdict import Outcome, Reading
@@ -19,7 +20,7 @@ def traffic(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
     profile = record.profile
     if profile is None:
         return el("p", "The traffic has not been learned yet.", cls="soft")
-    workload = workload_for(record.tuning.spec.load, profile)
+    workload = workload_for(_load(record), profile)
     if profile.given:
         return _given(workload, trials)
     demand = f"{number(profile.demand)} requests/s"
@@ -52,12 +53,22 @@ def traffic(record: TuningRecord, trials: Sequence[TrialRecord]) -> Raw:
         el("div", histogram_chart("prompts", "Prompt length in tokens", profile.prompt_tokens),
            histogram_chart("outputs", "Output length in tokens", profile.output_tokens), cls="two"),
     ]  # fmt: skip
+    if record.load_file is not None:
+        parts.append(el("p", f"The load tests read a copy of {record.load_file.told}."))
     if profile.acceptance:
         shares = ", ".join(f"{share:.0%}" for share in profile.acceptance)
         parts.append(el("p", f"Drafts accepted at each position of speculation: {shares}."))
     if profile.notes:
         parts.append(el("ul", join(el("li", note) for note in profile.notes)))
     return join(parts)
+
+
+def _load(record: TuningRecord) -> Load:
+    """As the load tests are given it; of a spec that was edited just now no ConfigMap is copied yet."""
+    source = record.load.source
+    if source is None or source.config_map is None:
+        return record.load
+    return record.load.reading(f"ConfigMap {source.config_map}")
 
 
 def _given(workload: Workload, trials: Sequence[TrialRecord]) -> Raw:
@@ -120,7 +131,7 @@ def _arrivals(workload: Workload) -> str:
         ramp = f" after a ramp from {number(workload.ramp.start_rate)}" if workload.ramp is not None else ""
         return f"open loop, {number(workload.rate)} requests/s{ramp}"
     if workload.trace is not None:
-        return f"the trace {workload.trace.file}, {number(workload.trace.speed)} times as fast"
+        return f"the trace {workload.trace.path}, {number(workload.trace.speed)} times as fast"
     if workload.sessions is not None:
         return f"{workload.sessions.concurrency} agent sessions of {workload.sessions.turns} turns"
     return f"closed loop of {workload.concurrency} streams"
@@ -138,7 +149,7 @@ def _outputs(workload: Workload) -> str:
 
 def _together(workload: Workload) -> str:
     if workload.pairs_of is not None:
-        return f"drawn in pairs from {workload.pairs_of.file}"
+        return f"drawn in pairs from {workload.pairs_of.path}"
     return f"{len(workload.pairs)} kinds of requests, as given" if workload.pairs else ""
 
 
