@@ -23,6 +23,13 @@ def test_what_the_file_says_goes_before_the_profile():
     assert workload.prefix_reuse == 0.0
 
 
+def test_answers_are_greedy_unless_the_file_says_how_clients_sample():
+    assert workload_for(Load(), profile()).temperature == 0.0
+    assert workload_for(Load(temperature=0.7), profile()).temperature == 0.7
+    sessions = {"concurrency": 2, "turns": 2, "first_prompt": 10, "per_turn": 5, "output": 5, "pause": 1.0}
+    assert workload_for(Load(mode="sessions", sessions=sessions, temperature=1), profile()).temperature == 1.0
+
+
 def test_an_open_loop_has_a_rate_and_the_burstiness_that_was_seen():
     workload = workload_for(Load(mode="openLoop", rate=2.5), profile())
     assert (workload.rate, workload.concurrency, workload.burstiness) == (2.5, None, 1.4)

@@ -45,6 +45,14 @@ def test_a_body_is_valid_json_with_the_asked_lengths_and_ids_in_range():
     assert set(prompts(source, 1)[0]) == {5, 6, 7, 8}
 
 
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_answers_are_greedy_or_sampled_as_asked(endpoint):
+    def sent(**more):
+        return json.loads(PromptSource(job(endpoint=endpoint, **more), "m", 7).next().body)["temperature"]
+
+    assert (sent(), sent(temperature=0.7), sent(temperature=2)) == (0, 0.7, 2)
+
+
 def test_a_chat_body_is_words():
     body = json.loads(PromptSource(job(endpoint="chat"), "m", 7).next().body)
     assert len(body["messages"][0]["content"].split()) == 100

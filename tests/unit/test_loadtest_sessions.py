@@ -62,6 +62,14 @@ def test_context_grows_by_what_was_answered_until_the_last_turn():
     assert not made.go_on(conversation, answered(made.request(conversation)))
 
 
+def test_turns_are_sampled_as_the_workload_says():
+    workload = Workload.of_sessions(shape(), temperature=0.7)
+    warm = SessionSource(job().model_copy(update={"workload": workload}), "m", 7, None)
+    assert json.loads(warm.request(warm.begin()).body)["temperature"] == 0.7
+    greedy = source()
+    assert json.loads(greedy.request(greedy.begin()).body)["temperature"] == 0
+
+
 def test_conversations_share_the_system_prompt_and_nothing_else():
     made = source()
     one, two = (json.loads(made.request(made.begin()).body)["messages"][0]["content"].split() for _ in range(2))

@@ -58,6 +58,9 @@ def test_bodies_are_texts_with_exact_output_lengths(tmp_path):
     body = json.loads(completion.body)
     assert body["prompt"] in TEXTS
     assert (body["max_tokens"], body["ignore_eos"], body["temperature"]) == (4, True, 0)
+    sampled = job(file)
+    sampled = sampled.model_copy(update={"workload": sampled.workload.model_copy(update={"temperature": 0.5})})
+    assert json.loads(TextSource(sampled, "m").next().body)["temperature"] == 0.5
     chat = json.loads(TextSource(job(file, endpoint="chat"), "m").next().body)
     assert chat["messages"][0]["content"] in TEXTS
     assert chat["max_completion_tokens"] == 8

@@ -88,6 +88,12 @@ class Load(Model):
         description="In a cluster: the ConfigMap whose key `prompts.jsonl` or `prompts.jsonl.gz` holds them.",
     )
     prefix_reuse: Part | None = Field(default=None, description="Share of prompt tokens that is shared.")
+    temperature: float | None = Field(
+        default=None,
+        ge=0,
+        le=2,
+        description="At which answers are sampled, 0 (greedy) by default. Sampling costs the server time.",
+    )
     sessions: Sessions | None = Field(default=None, description="Agent sessions, for mode `sessions`.")
     trace: Trace | None = Field(default=None, description="A recording, for mode `trace`.")
     duration: Duration = Field(default=35.0, description="Length of the steady window of one measurement.")

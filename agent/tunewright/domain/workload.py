@@ -71,6 +71,7 @@ class Workload(Model):
     pairs_of: TraceFile | None = Field(default=None, description="The same, of the requests of a trace.")
     prompts_file: str | None = Field(default=None, min_length=1, description="Texts to send, one JSON object a line.")
     prefix_reuse: float = Field(default=0.0, ge=0, le=1, description="Share of prompt tokens that is shared.")
+    temperature: float = Field(default=0.0, ge=0, le=2, description="At which answers are sampled; 0 is greedy.")
     sessions: Sessions | None = Field(
         default=None, description="`concurrency` counts conversations; the lengths above are then the means of a turn."
     )
@@ -114,13 +115,14 @@ class Workload(Model):
         return self
 
     @classmethod
-    def of_sessions(cls, sessions: Sessions) -> "Workload":
+    def of_sessions(cls, sessions: Sessions, temperature: float = 0.0) -> "Workload":
         """The workload that consists of these conversations."""
         return cls(
             concurrency=sessions.concurrency,
             prompt_tokens=Lengths(fixed=round(sessions.mean_prompt)),
             output_tokens=Lengths(fixed=sessions.output),
             prefix_reuse=sessions.prefix_reuse,
+            temperature=temperature,
             sessions=sessions,
         )
 
@@ -207,8 +209,9 @@ def workload_for(load: Load, profile: TrafficProfile) -> Workload:
     """
     if (source := load.source) is not None and source.config_map is not None:
         raise AssertionError("a load test reads a file: the copy of the ConfigMap is wanted, by `Load.reading`")
+    temperature = load.temperature or 0.0
     if load.sessions is not None:
-        return Workload.of_sessions(load.sessions)
+        return Workload.of_sessions(load.sessions, temperature)
     reuse = load.prefix_reuse if load.prefix_reuse is not None else profile.prefix_reuse
     prompt, output = given_lengths(load)
     seen_prompt = Lengths(histogram=profile.prompt_tokens, mean=profile.prompt_tokens_mean or None)
@@ -220,6 +223,7 @@ def workload_for(load: Load, profile: TrafficProfile) -> Workload:
         "pairs_of": load.lengths.trace if load.lengths is not None else None,
         "prompts_file": load.prompts_file,
         "prefix_reuse": reuse or 0.0 if load.prompts_file is None else 0.0,
+        "temperature": temperature,
     }
     if load.trace is not None:
         return Workload(trace=load.trace, **shape)

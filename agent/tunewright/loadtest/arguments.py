@@ -26,7 +26,7 @@ def _workload(given: argparse.Namespace) -> Workload:
             output=given.output_tokens or _OUTPUT,
             pause=parse_duration(given.pause),
         )
-        return Workload.of_sessions(sessions)
+        return Workload.of_sessions(sessions, given.temperature)
     if given.prompts:
         _refuse(given, "prompts", "prompt_tokens", "prompt_normal", "prefix_reuse", "trace", "pair", "lengths_of")
     for way in ("pair", "lengths_of"):
@@ -46,6 +46,7 @@ def _workload(given: argparse.Namespace) -> Workload:
         pairs_of=TraceFile(file=given.lengths_of, format=given.trace_format) if given.lengths_of else None,
         prompts_file=given.prompts,
         prefix_reuse=parse_share(given.prefix_reuse or "0%"),
+        temperature=given.temperature,
     )
 
 
@@ -146,6 +147,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--lengths-of", metavar="FILE", help="lengths of a recording's requests, without their times")
     made.add_argument("--prompts", metavar="FILE", help='texts to send: one {"prompt": "..."} a line')
     made.add_argument("--prefix-reuse", metavar="SHARE", help="share of prompt tokens shared, as 50%% (0%%)")
+    made.add_argument("--temperature", type=float, default=0.0, help="at which answers are sampled; 0 is greedy (0)")
     made.add_argument("--turns", type=int, default=12, help="sessions: turns of one conversation (12)")
     made.add_argument("--per-turn", type=int, default=256, help="sessions: tokens that each further turn adds (256)")
     made.add_argument("--shared-prompt", type=int, default=0, help="sessions: tokens that all begin with (0)")

@@ -88,8 +88,8 @@ class PromptSource:
 def body_builder(job: LoadJob, model: str) -> tuple[Callable[[Ints, int], bytes], int, int]:
     """What makes a request of prompt tokens and an output length, and the range that tokens are drawn from."""
     if job.endpoint == "chat":
-        return _chat_body(model), 0, len(WORDS)
-    return _completions_body(model, job.token_ids), job.token_ids.low, job.token_ids.high
+        return _chat_body(model, job.workload.temperature), 0, len(WORDS)
+    return _completions_body(model, job.workload.temperature, job.token_ids), job.token_ids.low, job.token_ids.high
 
 
 def _sharing(workload: Workload, block: int, lengths: Ints) -> tuple[float, float]:
@@ -112,46 +112,47 @@ def _sharing(workload: Workload, block: int, lengths: Ints) -> tuple[float, floa
     return high, reuse(high)
 
 
-def _completions_body(model: str, ids: TokenRange) -> Callable[[Ints, int], bytes]:
+def _completions_body(model: str, temperature: float, ids: TokenRange) -> Callable[[Ints, int], bytes]:
     """Writes token ids by table: padded to one width (JSON allows the spaces), so a prompt is one array look-up."""
     width = len(str(ids.high)) + 1
     table = np.array([f"{number},".rjust(width).encode() for number in range(ids.high)], dtype=f"S{width}")
 
     def build(tokens: Ints, output: int) -> bytes:
-        return text_request(model, b"[%b]" % table[tokens].tobytes()[:-1], output)
+        return text_request(model, b"[%b]" % table[tokens].tobytes()[:-1], output, temperature)
 
     return build
 
 
-def _chat_body(model: str) -> Callable[[Ints, int], bytes]:
+def _chat_body(model: str, temperature: float) -> Callable[[Ints, int], bytes]:
     """Chat takes no token ids: common words, about one token each; what they really were, the usage says."""
     table = np.array(WORDS, dtype=object)
 
     def build(tokens: Ints, output: int) -> bytes:
-        return chat_request(model, [b'{"role":"user","content":"%b"}' % " ".join(table[tokens]).encode()], output)
+        text = " ".join(table[tokens]).encode()
+        return chat_request(model, [b'{"role":"user","content":"%b"}' % text], output, temperature)
 
     return build
 
 
-def text_request(model: str, prompt: bytes, output: int) -> bytes:
+def text_request(model: str, prompt: bytes, output: int, temperature: float) -> bytes:
     """A streaming request to `/v1/completions` for exactly `output` tokens; `prompt` is JSON: token ids or a text."""
     return b"".join(
         (
             f'{{"model":{json.dumps(model)},"prompt":'.encode(),
             prompt,
-            b',"max_tokens":%d,"temperature":0,"ignore_eos":true,"stream":true,' % output,
+            b',"max_tokens":%d,"temperature":%g,"ignore_eos":true,"stream":true,' % (output, temperature),
             b'"stream_options":{"include_usage":true}}',
         )
     )
 
 
-def chat_request(model: str, messages: list[bytes], output: int) -> bytes:
+def chat_request(model: str, messages: list[bytes], output: int, temperature: float) -> bytes:
     """A streaming request to `/v1/chat/completions` for exactly `output` tokens; `messages` are JSON."""
     return b"".join(
         (
             f'{{"model":{json.dumps(model)},"messages":['.encode(),
             b",".join(messages),
-            b'],"max_completion_tokens":%d,"temperature":0,"ignore_eos":true,"stream":true,' % output,
+            b'],"max_completion_tokens":%d,"temperature":%g,"ignore_eos":true,"stream":true,' % (output, temperature),
             b'"stream_options":{"include_usage":true}}',
         )
     )

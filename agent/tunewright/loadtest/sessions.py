@@ -60,6 +60,7 @@ class SessionSource:
                 f"{limit}: fewer turns, shorter ones, or a greater --max-model-len"
             )
         self._model, self._limit, self._token_share = model, limit, token_share
+        self._temperature = job.workload.temperature
         self._lengths = np.random.default_rng([job.seed, 6])
         self._contents = np.random.default_rng([content_seed, 3])
         self._words = np.array(WORDS, dtype=object)
@@ -84,7 +85,7 @@ class SessionSource:
     def request(self, conversation: Conversation) -> Planned:
         """The next turn's request."""
         output = self._draw(self.shape.output)
-        body = chat_request(self._model, conversation.messages, output)
+        body = chat_request(self._model, conversation.messages, output, self._temperature)
         self._number += 1
         return Planned(self._number - 1, conversation.context, output, body, whole=True)
 

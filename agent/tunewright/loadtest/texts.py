@@ -59,10 +59,12 @@ class TextSource:
 
 
 def _builder(job: LoadJob, model: str) -> Callable[[str, int], bytes]:
+    temperature = job.workload.temperature
+
     def chat(text: str, output: int) -> bytes:
-        return chat_request(model, [json.dumps({"role": "user", "content": text}).encode()], output)
+        return chat_request(model, [json.dumps({"role": "user", "content": text}).encode()], output, temperature)
 
     def completion(text: str, output: int) -> bytes:
-        return text_request(model, json.dumps(text).encode(), output)
+        return text_request(model, json.dumps(text).encode(), output, temperature)
 
     return chat if job.endpoint == "chat" else completion
