@@ -50,7 +50,7 @@ bench-load: $(STAMP) ## How wrong the load test is, beside httpx and vllm bench 
 	@mkdir -p build
 	$(BIN)/python -m benchmarks.load --vllm $(VLLM_CACHE) --json build/bench-load.json
 
-bench-agreement: $(STAMP) ## The load test beside vllm bench serve on real vLLM on the CPU, in turns: some 20 minutes
+bench-agreement: $(STAMP) ## The load test and vllm bench serve at once on real vLLM on the CPU: some 10 minutes
 	@mkdir -p build
 	@[ -e $(VLLM_CACHE)/venv/bin/vllm ] || tests/install-vllm $(VLLM_CACHE)
 	$(BIN)/python -m benchmarks.agreement --vllm $(VLLM_CACHE) --json build/bench-agreement.json

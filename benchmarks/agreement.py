@@ -1,15 +1,16 @@
-"""Our load test beside `vllm bench serve`, on one real vLLM server on the CPU, in turns.
+"""Our load test and `vllm bench serve` at the same time on one real vLLM server on the CPU.
 
-`python -m benchmarks.agreement --json FILE [--vllm FOLDER] [--pairs N]`. Both send the same lengths: vLLM's tool draws
-them (64 to 192 tokens in, 32 to 96 out, so that streams fall out of step), and ours draws from what it drew. Both have
-16 streams. The tool reports over its whole run, with the first wave and the draining last one in it. So its own record
-of every token is also counted over the time in which all its streams were busy, which is what ours measures; and ours
-is held against vLLM's counters.
+`python -m benchmarks.agreement --json FILE [--vllm FOLDER] [--rounds N]`. A machine whose speed swings by a third
+within minutes can't compare two runs, one after the other, to 2 %. So both run together, with 8 streams each and texts
+of 64 to 192 tokens for 32 to 96 tokens, and one window is counted three times: by us, by the tool's own record of every
+token, and by vLLM's counters, which must be the sum. The engine gives every stream the same, so the two rates compare
+as well. Our own run is void by its rules, as it should be: somebody else's requests are in the counters.
 """
 
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -17,16 +18,19 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from benchmarks.load import VLLM
 
-STREAMS, REQUESTS = 16, 320
+STREAMS, REQUESTS = 8, 400
 PROMPT, OUTPUT, RANGE = 128, 64, 0.5
-WINDOW, WARMUP = 40, 40
+OUTPUTS = "64:18.5:32:96"
+"""A truncated normal with the mean of that even distribution, and nearly its spread."""
+TEXTS = 4000
+AHEAD, WARMUP, WINDOW = 15, 20, 30  # seconds
 PORT = 18990
 URL = f"http://127.0.0.1:{PORT}"
 
@@ -43,6 +47,8 @@ def server(vllm: Path, folder: Path) -> Iterator[None]:
         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
     argv = ["taskset", "-c", "0", str(vllm / "venv/bin/vllm"), "serve", str(vllm / "model"), "--port", str(PORT)]
+    if _healthy():
+        raise Failed(f"something answers on {URL} already: end it first, or it would be measured")
     log = folder / "server.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -57,11 +63,12 @@ def server(vllm: Path, folder: Path) -> Iterator[None]:
             time.sleep(1)
         yield
     finally:
-        os.killpg(process.pid, 15)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(timeout=30)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait(timeout=10)
 
 
@@ -73,74 +80,106 @@ def _healthy() -> bool:
         return False
 
 
-def theirs(vllm: Path, folder: Path, seed: int) -> tuple[dict[str, Any], Path]:
-    """One run of `vllm bench serve`, and its lengths as a file that ours reads."""
-    saved = folder / f"bench-{seed}.json"
-    _run(
-        "taskset", "-c", "1", str(vllm / "venv/bin/vllm"), "bench", "serve", "--backend", "vllm",
-        "--endpoint", "/v1/completions", "--host", "127.0.0.1", "--port", str(PORT), "--model", str(vllm / "model"),
-        "--dataset-name", "random", "--random-input-len", str(PROMPT), "--random-output-len", str(OUTPUT),
-        "--random-range-ratio", str(RANGE), "--num-prompts", str(REQUESTS), "--max-concurrency", str(STREAMS),
-        "--temperature", "0", "--ignore-eos", "--seed", str(seed), "--disable-tqdm", "--save-result", "--save-detailed",
-        "--result-dir", str(folder), "--result-filename", saved.name,
+def begin_theirs(vllm: Path, saved: Path, seed: int) -> subprocess.Popen[bytes]:
+    """Start one run of `vllm bench serve`."""
+    return subprocess.Popen(
+        [
+            "taskset", "-c", "1", str(vllm / "venv/bin/vllm"), "bench", "serve", "--backend", "vllm",
+            "--endpoint", "/v1/completions", "--host", "127.0.0.1", "--port", str(PORT), "--model", str(vllm / "model"),
+            "--dataset-name", "random", "--random-input-len", str(PROMPT), "--random-output-len", str(OUTPUT),
+            "--random-range-ratio", str(RANGE), "--num-prompts", str(REQUESTS), "--max-concurrency", str(STREAMS),
+            "--temperature", "0", "--ignore-eos", "--seed", str(seed), "--disable-tqdm",
+            "--save-result", "--save-detailed", "--result-dir", str(saved.parent), "--result-filename", saved.name,
+        ],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    found = json.loads(saved.read_text())
-    lengths = folder / f"lengths-{seed}.jsonl"
-    pairs = zip(found["input_lens"], found["output_lens"], strict=True)
-    lengths.write_text(
-        "".join(
-            json.dumps({"timestamp": i, "input_length": prompt, "output_length": output, "hash_ids": []}) + "\n"
-            for i, (prompt, output) in enumerate(pairs)
-        )
-    )
-    return found, lengths
 
 
-def ours(lengths: Path, seed: int) -> dict[str, Any]:
-    """One run of `tunewright load`. Raises `Failed` when its measurement is void."""
+def texts(vllm: Path, folder: Path) -> Path:
+    """Texts as that tool makes them: tokens that follow each other in the vocabulary, from a random one on."""
+    made = """
+import json, random, sys
+from transformers import AutoTokenizer
+words, rng = AutoTokenizer.from_pretrained(sys.argv[1]), random.Random(1)
+for _ in range(int(sys.argv[2])):
+    first, length = rng.randrange(words.vocab_size), rng.randint(int(sys.argv[3]), int(sys.argv[4]))
+    text = words.decode([(first + i) % words.vocab_size for i in range(length)])
+    print(json.dumps({"prompt": words.decode(words.encode(text, add_special_tokens=False)[:length])}))
+"""
+    bounds = (round(PROMPT * (1 - RANGE)), round(PROMPT * (1 + RANGE)))
+    python = str(vllm / "venv/bin/python")
+    file = folder / "texts.jsonl"
+    lines = _run(python, "-c", made, str(vllm / "model"), str(TEXTS), *map(str, bounds)).splitlines()
+    file.write_text("\n".join(dict.fromkeys(lines)) + "\n")
+    return file
+
+
+def ours(file: Path, seed: int) -> dict[str, Any]:
+    """One run of `tunewright load`."""
     told = _run(
         "taskset", "-c", "1", str(Path(sys.executable).parent / "tunewright"), "load", URL, "--json",
-        "--seed", str(seed), "--concurrency", str(STREAMS), "--lengths-of", str(lengths), "--trace-format", "mooncake",
-        "--duration", f"{WINDOW}s", "--max-warmup", f"{WARMUP}s",
+        "--prompts", str(file), "--seed", str(seed), "--concurrency", str(STREAMS), "--output-normal", OUTPUTS,
+        "--duration", f"{WINDOW}s", "--max-warmup", f"{WARMUP}s", allowed=(0, 1),
     )  # fmt: skip
-    measured: dict[str, Any] = json.loads(told)["measurement"]
-    if measured["void"]:
-        raise Failed(f"our measurement is void: {measured['void']}")
+    measured: dict[str, Any] | None = json.loads(told)["measurement"]
+    if measured is None:
+        raise Failed(f"no measurement: {told[-1000:]}")
     return measured
 
 
-def _run(*argv: str) -> str:
+def _run(*argv: str, allowed: tuple[int, ...] = (0,)) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        raise Failed(f"{argv[3]} ended with {done.returncode}: {(done.stderr or done.stdout)[-1500:]}")
+    if done.returncode not in allowed:
+        raise Failed(f"{' '.join(argv[:5])[:200]} ended with {done.returncode}: {(done.stderr or done.stdout)[-1500:]}")
     return done.stdout
 
 
-def busy_rate(found: dict[str, Any]) -> float:
-    """Output tokens/s of a run of `vllm bench serve` from its second wave until it has nothing left to send."""
-    begins = np.array(found["start_times"])
-    reads = [
-        begin + ttft + np.concatenate([[0.0], np.cumsum(itls)])
-        for begin, ttft, itls in zip(begins, found["ttfts"], found["itls"], strict=True)
-    ]
-    ends = sorted(float(times[-1]) for times in reads)
-    begin, end = ends[STREAMS - 1], float(begins.max())
-    tokens = sum(int(np.sum((times > begin) & (times <= end))) for times in reads)
-    return tokens / (end - begin)
-
-
-def compare(found: dict[str, Any], measured: dict[str, Any]) -> dict[str, float]:
-    """One pair: output tokens/s each way, and latencies in ms."""
-    output = measured["outputTokensPerSecond"]["value"]
+def one_round(vllm: Path, folder: Path, file: Path, seed: int) -> dict[str, Any]:
+    """One window, counted three times: output tokens/s, and latencies in ms. Raises `Failed`."""
+    saved = folder / f"bench-{seed}.json"
+    other = begin_theirs(vllm, saved, seed)
+    try:
+        until = time.monotonic() + 120
+        while _running() < STREAMS:
+            if time.monotonic() > until or other.poll() is not None:
+                raise Failed("vllm bench serve sends nothing")
+            time.sleep(0.5)
+        time.sleep(AHEAD)
+        measured = ours(file, seed)
+        if other.poll() is not None:
+            raise Failed("vllm bench serve ended before our window did: more requests are wanted")
+        other.wait(timeout=600)
+    finally:
+        other.kill()
+        other.wait(timeout=10)
+    found = json.loads(saved.read_text())
+    begin = measured["startedAt"] - time.time() + time.monotonic()
+    counters = measured["server"]["generationTokens"] / measured["duration"]
+    mine, yours = measured["outputTokensPerSecond"]["value"], rate_within(found, begin, begin + measured["duration"])
     return {
-        "theirs": found["output_throughput"],
-        "theirs_busy": busy_rate(found),
-        "ours": output,
-        "counters": measured["server"]["generationTokens"] / measured["duration"],
-        **{f"theirs_{name}": found[f"mean_{name}_ms"] for name in ("ttft", "itl", "tpot")},
-        **{f"ours_{name}": measured[name]["mean"] * 1e3 for name in ("ttft", "itl", "tpot")},
-        "steal": measured["generator"].get("steal") or 0.0,
+        "ours": mine,
+        "theirs": yours,
+        "counters": counters,
+        "theirs_reported": found["output_throughput"],
+        "void": measured["void"],
+        **{f"ours_{name}": measured[name]["mean"] * 1e3 for name in ("ttft", "itl")},
+        **{f"theirs_{name}": found[f"mean_{name}_ms"] for name in ("ttft", "itl")},
     }
+
+
+def _running() -> float:
+    with urllib.request.urlopen(f"{URL}/metrics", timeout=5) as answer:
+        page = answer.read().decode()
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("vllm:num_requests_running"))
+
+
+def rate_within(found: dict[str, Any], begin: float, end: float) -> float:
+    """Output tokens/s of a run of `vllm bench serve` between two monotonic times, by its record of every token."""
+    tokens = 0
+    for base, ttft, itls in zip(found["start_times"], found["ttfts"], found["itls"], strict=True):
+        times = base + ttft + np.concatenate([[0.0], np.cumsum(itls)])
+        tokens += int(np.sum((times > begin) & (times <= end)))
+    return tokens / (end - begin)
 
 
 def main() -> int:
@@ -148,39 +187,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.agreement", description=__doc__)
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--vllm", type=Path, default=VLLM, help=f"folder with venv and model ({VLLM})")
-    parser.add_argument("--pairs", type=int, default=6, help="runs of each (6)")
+    parser.add_argument("--rounds", type=int, default=3, help="windows (3)")
     given = parser.parse_args()
     if not (given.vllm / "venv/bin/vllm").exists():
         parser.error(f"{given.vllm / 'venv/bin/vllm'} is missing; tests/install-vllm {given.vllm} installs it")
-    pairs = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server ends with it
+    rounds = []
     with tempfile.TemporaryDirectory() as name, server(given.vllm, Path(name)):
-        folder = Path(name)
-        _, lengths = theirs(given.vllm, folder, 0)  # warms the server up; not counted
-        for seed in range(1, given.pairs + 1):
-            if seed % 2:
-                found, lengths = theirs(given.vllm, folder, seed)
-                measured = ours(lengths, seed)
-            else:
-                measured = ours(lengths, seed)
-                found, lengths = theirs(given.vllm, folder, seed)
-            pairs.append(compare(found, measured))
-            print(json.dumps({key: round(value, 3) for key, value in pairs[-1].items()}), flush=True)
-    summary = {
-        "ours over theirs, while its streams were busy": _ratio(pairs, "ours", "theirs_busy"),
-        "ours over theirs, as it reports": _ratio(pairs, "ours", "theirs"),
-        "ours over vLLM's counters": _ratio(pairs, "ours", "counters"),
+        file = texts(given.vllm, Path(name))
+        for seed in range(1, given.rounds + 1):
+            rounds.append(one_round(given.vllm, Path(name), file, seed))
+            print(json.dumps(rounds[-1]), flush=True)
+    ratios = {
+        "both over vLLM's counters": [(each["ours"] + each["theirs"]) / each["counters"] for each in rounds],
+        "ours over theirs": [each["ours"] / each["theirs"] for each in rounds],
+        "theirs, as it reports, over its own in the window": [e["theirs_reported"] / e["theirs"] for e in rounds],
     }
-    for told, ratio in summary.items():
-        print(f"{told}: {ratio['mean']:.4f} ± {ratio['standard_error']:.4f}")
+    for told, values in ratios.items():
+        print(f"{told}: {statistics.fmean(values):.4f} ({min(values):.4f} to {max(values):.4f})")
     if given.json:
-        given.json.write_text(json.dumps({"pairs": pairs, "ratios": summary}, indent=2) + "\n")
+        given.json.write_text(json.dumps({"rounds": rounds, "ratios": ratios}, indent=2) + "\n")
     return 0
-
-
-def _ratio(pairs: list[dict[str, float]], above: str, below: str) -> dict[str, float]:
-    ratios = [pair[above] / pair[below] for pair in pairs]
-    spread = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
-    return {"mean": statistics.fmean(ratios), "standard_error": spread}
 
 
 if __name__ == "__main__":
