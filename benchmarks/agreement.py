@@ -119,7 +119,7 @@ def ours(file: Path, seed: int) -> dict[str, Any]:
     told = _run(
         "taskset", "-c", "1", str(Path(sys.executable).parent / "tunewright"), "load", URL, "--json",
         "--prompts", str(file), "--seed", str(seed), "--concurrency", str(STREAMS), "--output-normal", OUTPUTS,
-        "--duration", f"{WINDOW}s", "--max-warmup", f"{WARMUP}s", allowed=(0, 1),
+        "--duration", f"{WINDOW}s", "--max-warmup", f"{WARMUP}s", allowed=(0, 3),  # 3: void
     )  # fmt: skip
     measured: dict[str, Any] | None = json.loads(told)["measurement"]
     if measured is None:
