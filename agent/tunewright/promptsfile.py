@@ -72,7 +72,7 @@ def parse_prompts(text: str, where: str, bounds: Bounds) -> tuple[QualityPrompt,
 def _parse(line: str, where: str) -> QualityPrompt:
     try:
         document = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         # Of a file that is none of prompts nothing is told: it may be somebody's secret.
         raise Refused(f'{where}: is no JSON; a line is {{"prompt": "…", "answer": "…"}}') from error
     if not isinstance(document, dict):

@@ -21,7 +21,7 @@ from fake_route import (
     weights,
 )
 
-from tunewright.kube.errors import Forbidden
+from tunewright.kube.errors import Forbidden, Unavailable
 from tunewright.kube.resources import DEPLOYMENTS, HTTP_ROUTES, SERVICES
 from tunewright.platform.kubernetes.abandoned import release_abandoned
 from tunewright.platform.kubernetes.httproute import RECORD_ANNOTATION, Record
@@ -76,6 +76,17 @@ def test_a_canary_that_lives_is_left_in_its_route(cluster: FakeCluster) -> None:
     assert weights(cluster)["llm-canary"] == 200
     cluster.forbidden.add("httproutes")
     assert abandoned(cluster, OWNER.uid) == [], "without the rights no canary came into a route"
+
+
+def test_routes_that_can_not_be_listed_keep_no_controller_from_beginning(cluster: FakeCluster) -> None:
+    cluster.delete(DEPLOYMENTS, "llm-canary", NAMESPACE)
+
+    def before(verb: str, resource: Any, name: str) -> None:
+        if resource is HTTP_ROUTES:
+            raise Unavailable("GET", "/it", "a conversion webhook does not answer", status=500)
+
+    cluster.before = before
+    assert abandoned(cluster) == []
 
 
 def test_a_route_that_sends_all_to_a_canary_that_is_gone_is_named(cluster: FakeCluster) -> None:

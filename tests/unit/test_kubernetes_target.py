@@ -1,6 +1,7 @@
 """Production as a Deployment, on a cluster in memory that rolls as Kubernetes does."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from fake_cluster import NAMESPACE, FakeCluster
@@ -154,6 +155,53 @@ def test_the_canary_gets_requests_only_after_a_completion_and_is_drained_before_
     cluster.tick(10)
     assert "last requests" in make(cluster).apply(plan()).detail
     assert "deletionTimestamp" not in canary["metadata"]
+    servers.busy.clear()
+    until(cluster, plan())
+    assert cluster.pods(**{"tunewright.dev/role": "canary"}) == []
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_canary_is_drained_also_where_taking_its_requests_away_broke_off(cluster, servers, at):
+    production(cluster)
+    until(cluster, plan(canary=True))
+    (canary,) = cluster.pods(**{"tunewright.dev/role": "canary"})
+    servers.busy.add(canary["status"]["podIP"])
+    writes = 0
+
+    def before(verb, resource, name):
+        nonlocal writes
+        if verb == "patch":
+            writes += 1
+            if writes == at:
+                raise Unavailable("PATCH", "/it", "no answer in 10 s")
+
+    cluster.before = before
+    for _ in range(4):
+        with suppress(PortError):
+            make(cluster).apply(plan())
+        assert "deletionTimestamp" not in canary["metadata"]
+        cluster.tick(10)
+    assert writes >= at
+    assert "app" not in canary["metadata"]["labels"]
+    servers.busy.clear()
+    until(cluster, plan())
+    assert cluster.pods(**{"tunewright.dev/role": "canary"}) == []
+
+
+def test_a_canary_that_is_drained_takes_over_when_all_replicas_die(cluster, servers):
+    production(cluster)
+    until(cluster, plan(canary=True))
+    (canary,) = cluster.pods(**{"tunewright.dev/role": "canary"})
+    servers.busy.add(canary["status"]["podIP"])
+    make(cluster).apply(plan())
+    assert "app" not in canary["metadata"]["labels"]
+    servers.answers_nothing |= {pod["status"]["podIP"] for pod in cluster.pods(tier="serving")}
+    for _ in range(5):
+        make(cluster).apply(plan())
+        assert canary["metadata"]["labels"]["app"] == "llm", "nothing else serves"
+        assert "deletionTimestamp" not in canary["metadata"]
+        cluster.tick()
+    servers.answers_nothing.clear()
     servers.busy.clear()
     until(cluster, plan())
     assert cluster.pods(**{"tunewright.dev/role": "canary"}) == []

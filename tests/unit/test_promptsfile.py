@@ -20,6 +20,7 @@ def test_prompts_with_and_without_answers():
         ("", "holds no prompt"),
         ("\n \n", "holds no prompt"),
         ('{"prompt": "a"}\nsecret-token', "line 2: is no JSON"),
+        ("[" * 20_000, "line 1: is no JSON"),
         ('["a"]', "line 1: an object is wanted"),
         ('{"answer": "a"}', "line 1: prompt must be a text"),
         ('{"prompt": "  "}', "line 1: prompt must be a text"),

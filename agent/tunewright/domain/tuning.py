@@ -1,7 +1,7 @@
 """The tuning file: one schema for `tunewright tune FILE`, the custom resource's spec and its CRD."""
 
 from itertools import combinations, pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -315,6 +315,16 @@ class Retune(Model):
     drift: Percentage = Field(default=0.3, description="Drift of the traffic past which it starts again.")
 
 
+_LATER = frozenset({"promptsConfigMap", "temperature", "configMap"})
+"""Fields of `load` that an upgrade may add to what is kept: left out, they are no part of a hash. Another hash would
+begin every tuning anew, also one that has ended, and take production back in the middle of a rollout."""
+
+
+def _without_later(found: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in found.items() if value is not None or name not in _LATER}
+    return {name: _without_later(value) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
 class TuningSpec(Model):
     """What a person asks for."""
 
@@ -349,8 +359,8 @@ class TuningSpec(Model):
             "spare": {"parallelism"},
             "search": {"early_stop", "candidates"},
         }
-        # Without what is left out: a field that a later version knows more restarts nothing.
-        return content_hash(self.model_dump(mode="json", include=fields, exclude=others, exclude_none=True))
+        found = self.model_dump(mode="json", include=fields, exclude=others)
+        return content_hash(found | {"load": _without_later(found["load"])})
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

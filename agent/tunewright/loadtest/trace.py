@@ -127,7 +127,7 @@ def parse_trace(data: bytes, path: str, kind: str, *, limit: int | None = None, 
                     f"of {limit}"
                 )
             arrivals.append(arrival)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             wrong.append(f"{path}:{line}: {error}")
     if wrong:
         more = f"\nand {len(wrong) - _SHOWN} more lines" if len(wrong) > _SHOWN else ""
@@ -143,16 +143,19 @@ def _rows(kind: str, text: str, path: str) -> Iterator[tuple[int, Callable[[], A
     """Each line's number, and what reads it or raises `ValueError`."""
     if kind == "azure":
         rows = csv.reader(io.StringIO(text))
-        head = [name.strip().lower() for name in next(rows, [])]
-        missing = [name for name in _COLUMNS if name not in head]
-        if missing:
-            raise LoadFailure(
-                f"{path}:1: the header lacks {', '.join(missing)}: TIMESTAMP,ContextTokens,GeneratedTokens"
-            )
-        where = [head.index(name) for name in _COLUMNS]
-        for row in rows:
-            if row:
-                yield rows.line_num, lambda row=row, line=rows.line_num: _azure(line, row, where)  # type: ignore[misc]
+        try:
+            head = [name.strip().lower() for name in next(rows, [])]
+            missing = [name for name in _COLUMNS if name not in head]
+            if missing:
+                raise LoadFailure(
+                    f"{path}:1: the header lacks {', '.join(missing)}: TIMESTAMP,ContextTokens,GeneratedTokens"
+                )
+            where = [head.index(name) for name in _COLUMNS]
+            for row in rows:
+                if row:
+                    yield rows.line_num, lambda row=row, line=rows.line_num: _azure(line, row, where)  # type: ignore[misc]
+        except csv.Error as error:  # as of a quote that nothing closes
+            raise LoadFailure(f"{path}:{rows.line_num}: this is no CSV: {error}") from error
         return
     for line, content in enumerate(text.splitlines(), start=1):
         if content.strip():
@@ -197,7 +200,7 @@ def _count(row: dict[str, object], name: str, least: int) -> int:
 def _object(content: str) -> dict[str, object]:
     try:
         row = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"this is no JSON: {error}") from error
     if not isinstance(row, dict):
         raise ValueError("this is no JSON object")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Container
 from functools import partial
 
 from tunewright.kube.client import Json, Kube
-from tunewright.kube.errors import Forbidden, NotFound
+from tunewright.kube.errors import Forbidden, KubeError, NotFound
 from tunewright.kube.resources import DEPLOYMENTS, HTTP_ROUTES, TUNING_LABEL
 from tunewright.platform.kubernetes.canary import CANARY, ROUTE
 from tunewright.platform.kubernetes.fields import Note
@@ -65,6 +65,9 @@ def _orphans_released(kube: Kube, namespace: str | None) -> list[str]:
     try:
         routes = kube.list(HTTP_ROUTES, namespace).items
     except (NotFound, Forbidden):  # no Gateway API, or not our business: no canary came into one
+        return []
+    except KubeError as error:  # a Tuning that lives looks at its own; no leader is kept from beginning by it
+        _log.warning("whether an HTTPRoute names a canary that was deleted is not known: %s", error)
         return []
     done = []
     for route in routes:

@@ -92,8 +92,8 @@ class Canary:
         serving = [pod for pod in its_pods if pods.is_ready(pod) and self.serves(pod)]
         return Extra(
             self._hash(found),
-            ready=bool(serving) and not retired,
-            retiring=bool(retired),
+            ready=bool(serving),
+            retiring=bool(retired) and not serving,  # while one still serves, it is to be retired (again)
             drained=bool(retired) and self._drained(parse_time(str(retired)), its_pods),
         )
 
@@ -177,10 +177,12 @@ class Canary:
         labels: dict[str, str] = deployment["spec"]["template"]["metadata"].get("labels") or {}
         given = {*labels, *self.labels, _SERVES} - self.own_labels().keys()  # whatever Services there are
         with leaving(self.name):
+            if not (found["metadata"].get("annotations") or {}).get(_RETIRED):
+                self._annotate(found, format_time(self._clock.now()))  # first: else a crash here lets it go undrained
             for pod in its_pods:
                 if self.serves(pod):
                     self._label(pod, dict.fromkeys(sorted(given)))
-            self._annotate(found, format_time(self._clock.now()))
+            self._annotate(found, format_time(self._clock.now()))  # the time since when nothing new comes
 
     def keep(self, found: Json) -> None:
         """It is not to go after all; `let_in` gives it requests again."""

@@ -282,6 +282,8 @@ class DeploymentTarget:
         elif action.do is Do.RETIRE and seen.canary is not None:
             self._canary.retire(seen.canary, seen.deployment, seen.canary_pods)
         elif action.do is Do.KEEP and seen.canary is not None:
+            if not _by_weight(plan, seen.canary):  # first: one that serves nobody and is not wanted is deleted
+                self._canary.let_in(seen.deployment, seen.canary_pods)
             self._canary.keep(seen.canary)
         elif action.do is Do.DELETE and seen.canary is not None:
             self._canary.delete(seen.canary)
