@@ -288,6 +288,45 @@ def test_a_canary_that_can_not_be_taken_away_holds_the_way_back_to_its_end_and_g
     assert world.record().sentence == record.sentence
 
 
+def test_a_new_spec_starts_once_the_canary_of_the_rollout_before_is_gone(world: World) -> None:
+    """It was forgotten, and after the whole search the next rollout stumbled over it."""
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.promotion is not None and r.promotion.canary_since is not None)
+    world.canary_stays = STAYS
+    decide(world, "abort")
+    failed = world.run(until=lambda r: r.phase is Phase.FAILED)
+    edited = failed.tuning.model_dump(mode="json", by_alias=True)
+    edited["spec"]["load"]["seed"] = 9
+    world.store.save(update(failed, tuning=Tuning.model_validate(edited)))
+    context = world.context()
+    for _ in range(3):
+        assert reconcile("demo", context), "it is looked at again"
+    held = world.record()
+    assert held.phase is Phase.FAILED
+    assert (
+        held.sentence
+        == f"The spec changed: starts anew once the canary of the rollout before is gone. {failed.sentence}"
+    )
+    world.canary_stays = ""
+    record = world.run(until=lambda r: r.phase is Phase.PENDING)
+    assert world.canary is None
+    assert record.promotion is None
+
+
+def test_a_new_spec_starts_without_a_target_too_and_says_so(world: World) -> None:
+    world.run(until=waits)
+    approve(world)
+    world.run(until=lambda r: r.promotion is not None and r.promotion.canary_since is not None)
+    world.target_is_gone = True
+    failed = world.run(until=lambda r: r.phase is Phase.FAILED)
+    edited = failed.tuning.model_dump(mode="json", by_alias=True)
+    edited["spec"]["load"]["seed"] = 9
+    world.store.save(update(failed, tuning=Tuning.model_validate(edited)))
+    world.run(until=lambda r: r.spec_hash == r.tuning.spec.spec_hash)
+    assert world.record().phase is Phase.PENDING
+
+
 def test_a_canary_that_can_be_taken_away_in_time_costs_nothing(world: World) -> None:
     world.run(until=waits)
     approve(world)

@@ -26,7 +26,7 @@ def test_what_the_file_says_goes_before_the_profile():
 def test_answers_are_greedy_unless_the_file_says_how_clients_sample():
     assert workload_for(Load(), profile()).temperature == 0.0
     assert workload_for(Load(temperature=0.7), profile()).temperature == 0.7
-    sessions = {"concurrency": 2, "turns": 2, "first_prompt": 10, "per_turn": 5, "output": 5, "pause": 1.0}
+    sessions = {"concurrency": 2, "turns": 2, "first_prompt": 10, "per_turn": 5, "output": 5, "pause": "1s"}
     assert workload_for(Load(mode="sessions", sessions=sessions, temperature=1), profile()).temperature == 1.0
 
 

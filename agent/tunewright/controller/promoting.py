@@ -214,15 +214,22 @@ def keep(record: TuningRecord, context: Context) -> tuple[TuningRecord, bool]:
     return _noted(record, status, now), status.settled
 
 
-def _clear(context: Context) -> bool:
-    """Whether nothing of ours is left in production after going back was given up. Takes away what may go by now."""
-    try:
-        if not any(replica.canary for replica in context.target.observe().replicas):
-            return True
-        context.target.let_go()
-    except (PortError, Refused):
-        pass  # what ended it says what to do
+def clear(context: Context) -> bool:
+    """Whether nothing of ours is left in production after going back was given up. Takes away what may go by now.
+
+    Raises `PortError`, and `Refused` where there is no target any more.
+    """
+    if not any(replica.canary for replica in context.target.observe().replicas):
+        return True
+    context.target.let_go()
     return False
+
+
+def _cleared(context: Context) -> bool:
+    try:
+        return clear(context)
+    except (PortError, Refused):
+        return False  # what ended it says what to do
 
 
 def ended(record: TuningRecord, context: Context) -> Step:
@@ -230,7 +237,7 @@ def ended(record: TuningRecord, context: Context) -> Step:
     now, spec = context.clock.now(), record.tuning.spec
     if record.promotion is not None and record.phase in (Phase.PROMOTED, Phase.ROLLED_BACK):
         record, _ = keep(record, context)
-    left = record.promotion is not None and record.phase is Phase.FAILED and not _clear(context)
+    left = record.promotion is not None and record.phase is Phase.FAILED and not _cleared(context)
     if left:
         return Step(record, REST)
     if not trial.spare_is_free(context.store.trials(record.name), context):

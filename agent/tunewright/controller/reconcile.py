@@ -1,5 +1,7 @@
 """One pass over one tuning: read afresh, take one idempotent step, write, and say when to look again."""
 
+from collections.abc import Callable
+
 from tunewright.controller import confirming, decisions, profiling, promoting, searching
 from tunewright.controller import trials as trial
 from tunewright.controller.context import Context
@@ -46,7 +48,7 @@ def _decide(record: TuningRecord, context: Context) -> Step:
     record = taken
 
     if record.spec_hash != record.tuning.spec.spec_hash:
-        return _start_anew(record, context)
+        return _safely(_start_anew, record, context)
 
     record = _follow_suspend_field(record, now)
     if record.suspended_since is not None and record.phase not in TERMINAL:
@@ -56,8 +58,13 @@ def _decide(record: TuningRecord, context: Context) -> Step:
     if limit is not None and age(record, now) > limit:
         return _too_late(record, limit, context)
 
+    return _safely(_work, record, context)
+
+
+def _safely(work: Callable[[TuningRecord, Context], Step], record: TuningRecord, context: Context) -> Step:
+    now = context.clock.now()
     try:
-        return _work(record, context)
+        return work(record, context)
     except PortError as error:
         return _try_again(record, error)
     except Refused as refusal:
@@ -98,9 +105,20 @@ def _start_anew(record: TuningRecord, context: Context) -> Step:
         return Step(decisions.go_back(record, "the spec changed", now), 0.0)
     if record.phase is Phase.ROLLING_BACK:
         return promoting.rolling_back(record, context)
+    if record.phase is Phase.FAILED and record.promotion is not None and not _cleared(context):
+        why = "The spec changed: starts anew once the canary of the rollout before is gone"
+        return Step(say(record, f"{why}. {record.sentence.removeprefix(f'{why}. ')}"), promoting.HELD)
     _release_spare(record, context)
     sentence = "The spec changed in what results depend on: starting anew."
     return Step(start_anew(update(record, suspended_since=None), sentence, now), 0.0)
+
+
+def _cleared(context: Context) -> bool:
+    """Whether no canary is left that the next rollout would stumble over; without a target there is none."""
+    try:
+        return promoting.clear(context)
+    except Refused:
+        return True
 
 
 def _follow_suspend_field(record: TuningRecord, now: float) -> TuningRecord:
