@@ -154,16 +154,15 @@ def one_round(vllm: Path, folder: Path, file: Path, seed: int) -> dict[str, Any]
         other.wait(timeout=10)
     found = json.loads(saved.read_text())
     begin = measured["startedAt"] - time.time() + time.monotonic()
-    counters = measured["server"]["generationTokens"] / measured["duration"]
-    mine, yours = measured["outputTokensPerSecond"]["value"], rate_within(found, begin, begin + measured["duration"])
+    rate, ttft, itl = within(found, begin, begin + measured["duration"])
     return {
-        "ours": mine,
-        "theirs": yours,
-        "counters": counters,
-        "theirs_reported": found["output_throughput"],
+        "ours": measured["outputTokensPerSecond"]["value"],
+        "theirs": rate,
+        "counters": measured["server"]["generationTokens"] / measured["duration"],
         "void": measured["void"],
         **{f"ours_{name}": measured[name]["mean"] * 1e3 for name in ("ttft", "itl")},
-        **{f"theirs_{name}": found[f"mean_{name}_ms"] for name in ("ttft", "itl")},
+        "theirs_ttft": ttft * 1e3,
+        "theirs_itl": itl * 1e3,
     }
 
 
@@ -173,13 +172,17 @@ def _running() -> float:
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("vllm:num_requests_running"))
 
 
-def rate_within(found: dict[str, Any], begin: float, end: float) -> float:
-    """Output tokens/s of a run of `vllm bench serve` between two monotonic times, by its record of every token."""
-    tokens = 0
+def within(found: dict[str, Any], begin: float, end: float) -> tuple[float, float, float]:
+    """Of `vllm bench serve` between two monotonic times, by its record of every token: output tokens/s, and the means
+    of TTFT and ITL in seconds over the requests that ended then."""
+    tokens, first, between = 0, [], []
     for base, ttft, itls in zip(found["start_times"], found["ttfts"], found["itls"], strict=True):
         times = base + ttft + np.concatenate([[0.0], np.cumsum(itls)])
         tokens += int(np.sum((times > begin) & (times <= end)))
-    return tokens / (end - begin)
+        if begin < times[-1] <= end:
+            first.append(ttft)
+            between += itls
+    return tokens / (end - begin), statistics.fmean(first), statistics.fmean(between)
 
 
 def main() -> int:
@@ -201,7 +204,8 @@ def main() -> int:
     ratios = {
         "both over vLLM's counters": [(each["ours"] + each["theirs"]) / each["counters"] for each in rounds],
         "ours over theirs": [each["ours"] / each["theirs"] for each in rounds],
-        "theirs, as it reports, over its own in the window": [e["theirs_reported"] / e["theirs"] for e in rounds],
+        "TTFT, ours over theirs": [each["ours_ttft"] / each["theirs_ttft"] for each in rounds],
+        "ITL, ours over theirs": [each["ours_itl"] / each["theirs_itl"] for each in rounds],
     }
     for told, values in ratios.items():
         print(f"{told}: {statistics.fmean(values):.4f} ({min(values):.4f} to {max(values):.4f})")
