@@ -60,7 +60,7 @@ def test_graphs_are_worth_what_the_steps_with_prompts_in_them_lose_without():
     told, encoding = beliefs(traffic())
     half = {"max_num_seqs": 128}  # 128 decode, and one prompt of 512 rides along in every other step
     gain = prior(told, encoding, **half, max_cudagraph_capture_size=1024) - prior(told, encoding, **half)
-    assert 0.1 < gain < math.log(1.5)
+    assert 0.04 < gain < math.log(1.2)
     assert prior(told, encoding, **half, max_cudagraph_capture_size=2048) > prior(told, encoding, **half) + gain
     decoding = {**half, "max_cudagraph_capture_size": 2048, "cudagraph_mode": "FULL_DECODE_ONLY"}
     assert prior(told, encoding, **decoding) < prior(told, encoding, **half, max_cudagraph_capture_size=2048) - 0.1
