@@ -185,7 +185,7 @@ def test_killed_on_the_way_back(tmp_path: Path) -> None:
                 agent.kill()
                 assert answers(box.url)
                 agent = box.tune()
-            assert agent.wait() == 4, agent.output()
+            assert agent.wait() == 3, agent.output()
             told = traffic.end()
         found = record()
         assert found is not None

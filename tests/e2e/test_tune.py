@@ -98,7 +98,7 @@ def test_approved_over_rest_and_rolled_back_by_the_command(box: Box) -> None:
         agent.until(lambda: box.phase() == "RolledBack", "it is rolled back")
         told = traffic.end()
     assert told["failures"] == {}
-    assert agent.interrupt() == 4  # as a tuning that was rolled back ends
+    assert agent.interrupt() == 3  # as a tuning ends that a person took back
     record = box.record()
     assert record is not None
     assert "the on-call asked for it" in record.sentence
@@ -127,7 +127,7 @@ def test_an_edited_file_starts_anew_only_when_results_depend_on_it(box: Box) -> 
         agent.until(lambda: box.phase() == "Baselining", "it learns the traffic again")
         assert done(box) == []
         box.command("abort", NAME)
-        assert agent.wait() == 4
+        assert agent.wait() == 3
         assert "Production was not touched" in agent.output().replace("\n", " ")
         assert answers(box.url)
         assert traffic.end()["failures"] == {}
