@@ -49,7 +49,7 @@ def admin(kubeconfig: Path) -> Iterator[Kube]:
 
 
 def _established(kube: Kube, name: str) -> bool:
-    conditions = kube.get(CRDS, name).get("status", {}).get("conditions", [])
+    conditions = (kube.get(CRDS, name).get("status") or {}).get("conditions") or []  # null at first
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
 
