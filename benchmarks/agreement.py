@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.load import VLLM
+from benchmarks.truth_server import fetch, start
 
 STREAMS, REQUESTS = 8, 400
 PROMPT, OUTPUT, RANGE = 128, 64, 0.5
@@ -32,6 +32,7 @@ OUTPUTS = "64:18.5:32:96"
 TEXTS = 4000
 AHEAD, WARMUP, WINDOW = 15, 20, 30  # seconds
 PORT = 18990
+SERVER_CORE, CLIENT_CORE = 0, 1
 URL = f"http://127.0.0.1:{PORT}"
 
 
@@ -46,13 +47,13 @@ def server(vllm: Path, folder: Path) -> Iterator[None]:
         **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "0",
         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
-    argv = ["taskset", "-c", "0", str(vllm / "venv/bin/vllm"), "serve", str(vllm / "model"), "--port", str(PORT)]
+    argv = [str(vllm / "venv/bin/vllm"), "serve", str(vllm / "model"), "--port", str(PORT)]
     if _healthy():
         raise Failed(f"something answers on {URL} already: end it first, or it would be measured")
     log = folder / "server.log"
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*argv, "--max-num-seqs", "32", "--no-enable-prefix-caching"],
+        process = start(
+            [*argv, "--max-num-seqs", "32", "--no-enable-prefix-caching"], SERVER_CORE,
             env=environment, stdout=out, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True,
         )  # fmt: skip
     try:
@@ -74,24 +75,24 @@ def server(vllm: Path, folder: Path) -> Iterator[None]:
 
 def _healthy() -> bool:
     try:
-        with urllib.request.urlopen(f"{URL}/health", timeout=2):
-            return True
+        fetch(f"{URL}/health")
     except OSError:
         return False
+    return True
 
 
 def begin_theirs(vllm: Path, saved: Path, seed: int) -> subprocess.Popen[bytes]:
     """Start one run of `vllm bench serve`."""
-    return subprocess.Popen(
+    return start(
         [
-            "taskset", "-c", "1", str(vllm / "venv/bin/vllm"), "bench", "serve", "--backend", "vllm",
+            str(vllm / "venv/bin/vllm"), "bench", "serve", "--backend", "vllm",
             "--endpoint", "/v1/completions", "--host", "127.0.0.1", "--port", str(PORT), "--model", str(vllm / "model"),
             "--dataset-name", "random", "--random-input-len", str(PROMPT), "--random-output-len", str(OUTPUT),
             "--random-range-ratio", str(RANGE), "--num-prompts", str(REQUESTS), "--max-concurrency", str(STREAMS),
             "--temperature", "0", "--ignore-eos", "--seed", str(seed), "--disable-tqdm",
             "--save-result", "--save-detailed", "--result-dir", str(saved.parent), "--result-filename", saved.name,
         ],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        CLIENT_CORE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
 
@@ -117,7 +118,7 @@ for _ in range(int(sys.argv[2])):
 def ours(file: Path, seed: int) -> dict[str, Any]:
     """One run of `tunewright load`."""
     told = _run(
-        "taskset", "-c", "1", str(Path(sys.executable).parent / "tunewright"), "load", URL, "--json",
+        str(Path(sys.executable).parent / "tunewright"), "load", URL, "--json",
         "--prompts", str(file), "--seed", str(seed), "--concurrency", str(STREAMS), "--output-normal", OUTPUTS,
         "--duration", f"{WINDOW}s", "--max-warmup", f"{WARMUP}s", allowed=(0, 3),  # 3: void
     )  # fmt: skip
@@ -128,10 +129,15 @@ def ours(file: Path, seed: int) -> dict[str, Any]:
 
 
 def _run(*argv: str, allowed: tuple[int, ...] = (0,)) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode not in allowed:
-        raise Failed(f"{' '.join(argv[:5])[:200]} ended with {done.returncode}: {(done.stderr or done.stdout)[-1500:]}")
-    return done.stdout
+    process = start(argv, CLIENT_CORE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        out, errors = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    if process.returncode not in allowed:
+        told = (errors or out).decode()[-1500:]
+        raise Failed(f"{' '.join(argv[:3])[:200]} ended with {process.returncode}: {told}")
+    return out.decode()
 
 
 def one_round(vllm: Path, folder: Path, file: Path, seed: int) -> dict[str, Any]:
@@ -167,8 +173,7 @@ def one_round(vllm: Path, folder: Path, file: Path, seed: int) -> dict[str, Any]
 
 
 def _running() -> float:
-    with urllib.request.urlopen(f"{URL}/metrics", timeout=5) as answer:
-        page = answer.read().decode()
+    page = fetch(f"{URL}/metrics").decode()
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("vllm:num_requests_running"))
 
 

@@ -34,6 +34,14 @@ def decide(world: World, action: str, **fields: str) -> None:
     world.store.decide("demo", decision.model_copy(update=fields))
 
 
+def reseed(world: World) -> None:
+    """A person edits the spec in what results depend on."""
+    record = world.record()
+    edited = record.tuning.model_dump(mode="json", by_alias=True)
+    edited["spec"]["load"]["seed"] = 9
+    world.store.save(update(record, tuning=Tuning.model_validate(edited)))
+
+
 @pytest.fixture
 def world() -> World:
     world = World()
@@ -296,9 +304,7 @@ def test_a_new_spec_starts_once_the_canary_of_the_rollout_before_is_gone(world: 
     world.canary_stays = STAYS
     decide(world, "abort")
     failed = world.run(until=lambda r: r.phase is Phase.FAILED)
-    edited = failed.tuning.model_dump(mode="json", by_alias=True)
-    edited["spec"]["load"]["seed"] = 9
-    world.store.save(update(failed, tuning=Tuning.model_validate(edited)))
+    reseed(world)
     context = world.context()
     for _ in range(3):
         assert reconcile("demo", context), "it is looked at again"
@@ -319,10 +325,8 @@ def test_a_new_spec_starts_without_a_target_too_and_says_so(world: World) -> Non
     approve(world)
     world.run(until=lambda r: r.promotion is not None and r.promotion.canary_since is not None)
     world.target_is_gone = True
-    failed = world.run(until=lambda r: r.phase is Phase.FAILED)
-    edited = failed.tuning.model_dump(mode="json", by_alias=True)
-    edited["spec"]["load"]["seed"] = 9
-    world.store.save(update(failed, tuning=Tuning.model_validate(edited)))
+    world.run(until=lambda r: r.phase is Phase.FAILED)
+    reseed(world)
     world.run(until=lambda r: r.spec_hash == r.tuning.spec.spec_hash)
     assert world.record().phase is Phase.PENDING
 
@@ -502,9 +506,7 @@ def test_what_a_config_map_held_at_the_beginning_is_what_every_load_test_reads()
     world.run(until=lambda r: waits(r) or bool(sent.extend(request for request, _ in world.loads.values())))
     assert {(request.file, request.workload.prompts_file) for request in sent} == {(KEPT, KEPT.path)}
     assert world.calls.count("loadFile.keep") == 1
-    edited = OF_TEXTS.model_dump(mode="json", by_alias=True)
-    edited["spec"]["load"]["seed"] = 9
-    world.store.save(update(world.record(), tuning=Tuning.model_validate(edited)))
+    reseed(world)
     record = world.run(until=lambda r: r.load_file not in (None, KEPT))
     assert record.phase is Phase.PENDING, "a tuning that starts anew takes what is there then"
 

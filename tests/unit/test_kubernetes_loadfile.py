@@ -23,6 +23,7 @@ from tunewright.platform.kubernetes.loadfile import LoadFiles
 from tunewright.platform.kubernetes.loadpod import PENDING_LIMIT
 from tunewright.platform.kubernetes.names import Owner
 from tunewright.ports import LoadPhase, PortError, Refused
+from tunewright.promptsfile import Bounds
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "samples" / "trace.yaml"
 LINE = '{"timestamp": %d, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}\n'
@@ -109,7 +110,7 @@ def test_a_good_one_is_copied_as_it_is(cluster, load, held, key, told):
 def test_what_is_wrong_with_it_is_told_and_nothing_is_copied(cluster, monkeypatch, load, held, said):
     if "larger" in said:
         monkeypatch.setattr(loadfile, "UNPACKED", 256)
-        monkeypatch.setattr(loadfile, "_PROMPTS", loadfile.Bounds(256, 10))
+        monkeypatch.setattr(loadfile, "_PROMPTS", Bounds(256, 10))
     put(cluster, **held)
     with pytest.raises(Refused, match=said):
         files(cluster).keep(load)

@@ -311,12 +311,10 @@ def _since_before(record: TuningRecord, promotion: PromotionState, context: Cont
 def _refused_back(record: TuningRecord, refusal: Refused, now: float) -> Step:
     """Going back where there is nothing to go back with: held, and with an end."""
     record = _foreign(record, str(refusal).rstrip("."), now)
-    why = _promotion(record).back_reason
     if _held_too_long(record, now):
-        waited = format_duration(record.tuning.spec.promotion.foreign_timeout)
-        sentence = f"Gave up going back ({why}) after {waited}: {record.foreign}. Production is theirs now."
+        sentence = f"{_gave_up(record)} Production is theirs now."
         return Step(enter(record, Phase.FAILED, sentence, now), REST)
-    return Step(say(record, f"Going back ({why}) is held: {record.foreign}."), HELD)
+    return Step(say(record, f"Going back ({_promotion(record).back_reason}) is held: {record.foreign}."), HELD)
 
 
 def _held_too_long(record: TuningRecord, now: float) -> bool:
@@ -329,14 +327,17 @@ def _left_to_them(record: TuningRecord, promotion: PromotionState, status: Targe
     known = {promotion.baseline.hash: "the baseline", promotion.candidate.hash: "the winner"}
     runs = Counter(known.get(r.candidate_hash or "", "neither") for r in status.replicas if not r.canary)
     told = ", ".join(f"{count} × {what}" for what, count in sorted(runs.items())) or "no server"
-    waited = format_duration(record.tuning.spec.promotion.foreign_timeout)
-    gave_up = f"Gave up going back ({promotion.back_reason}) after {waited}: {record.foreign}."
     if {r.candidate_hash for r in status.replicas if not r.canary} == {promotion.baseline.hash}:
-        return f"{gave_up} All replicas run the baseline; the canary is taken away when that has changed."
+        return f"{_gave_up(record)} All replicas run the baseline; the canary is taken away when that has changed."
     return (
-        f"{gave_up} Production is theirs now and "
+        f"{_gave_up(record)} Production is theirs now and "
         f"runs {told}; to have the baseline back, let them set {promotion.baseline.hash}, then start anew."
     )
+
+
+def _gave_up(record: TuningRecord) -> str:
+    waited = format_duration(record.tuning.spec.promotion.foreign_timeout)
+    return f"Gave up going back ({_promotion(record).back_reason}) after {waited}: {record.foreign}."
 
 
 def _noted(record: TuningRecord, status: TargetStatus, now: float) -> TuningRecord:

@@ -56,12 +56,12 @@ _ORDERED: dict[str, tuple[float, float]] = {
 
 _OWN_DRAFTER, _NGRAM = (0.10, -0.025, 0.15), (-0.02, -0.02, 0.15)
 """Of speculation: mean of one drafted token, of each more, and sd. Lookup of n-grams pays only on repetitive text."""
+_SHARED_BY_DEPTHS = 1.5  # drafted tokens over which the effect of a method stays much the same
 
 _HALF_STATE, _HALF_STATE_SD = 0.12, 0.12
 """Of a Mamba state in 16 bits, with many requests. Every decode step reads and writes the state of all of them: on one
 H200, 256 requests at a hybrid model of 30B parameters, a step took 13.0 ms instead of 15.7 ms."""
 _STREAMS_OF_HALF = 64.0  # requests at which half of that is left
-_SHARED_BY_DEPTHS = 1.5  # drafted tokens over which the effect of a method stays much the same
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Beliefs:
         """What 16 bits are worth grows with the requests that run, up to what the step spends on their states."""
         if value not in ("float16", "bfloat16"):
             return 0.0, 0.02
-        clients = 1e6 if math.isinf(self._clients) else self._clients
+        clients = min(self._clients, 1e6)
         mean = _HALF_STATE * clients / (clients + _STREAMS_OF_HALF)
         return (0.0 if self._latency else mean), _HALF_STATE_SD
 

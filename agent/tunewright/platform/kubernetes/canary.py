@@ -7,8 +7,8 @@ them before it ends: so it never gets a request that it can't answer, and the ta
 import copy
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from tunewright.domain.candidate import Candidate
 from tunewright.kube.client import Json, Kube
@@ -176,7 +176,7 @@ class Canary:
         """No new requests for it from now on. Raises `Stays`."""
         labels: dict[str, str] = deployment["spec"]["template"]["metadata"].get("labels") or {}
         given = {*labels, *self.labels, _SERVES} - self.own_labels().keys()  # whatever Services there are
-        with leaving(self.name):
+        with self._leaving():
             if not (found["metadata"].get("annotations") or {}).get(_RETIRED):
                 self._annotate(found, format_time(self._clock.now()))  # first: else a crash here lets it go undrained
             for pod in its_pods:
@@ -190,13 +190,13 @@ class Canary:
 
     def delete(self, found: Json) -> None:
         """Delete it, and its pod with it. No route may name it any more. Raises `Stays`."""
-        with leaving(self.name):
+        with self._leaving():
             self._kube.delete(DEPLOYMENTS, self.name, self._target.namespace, uid=found["metadata"]["uid"])
 
     def unroute(self, found: Json) -> None:
         """No route names it any more, nor will: from now on it is one as without a route, and goes with its Tuning."""
         metadata = {"annotations": {ROUTE: None, OWNER_ANNOTATION: None}, "ownerReferences": [self._owner.reference]}
-        with leaving(self.name):
+        with self._leaving():
             self._kube.patch(DEPLOYMENTS, found["metadata"]["name"], {"metadata": metadata}, self._target.namespace)
 
     @staticmethod
@@ -251,20 +251,23 @@ class Canary:
     def _label(self, pod: Json, labels: Mapping[str, str | None]) -> None:
         self._kube.patch(PODS, pods.name_of(pod), {"metadata": {"labels": dict(labels)}}, self._target.namespace)
 
+    def _leaving(self) -> AbstractContextManager[None]:
+        return staying(lambda error: f"{self.name} can't be taken away, and stays until it can: {error}")
+
     def _annotate(self, found: Json, retired: str | None) -> None:
         patch = {"metadata": {"annotations": {_RETIRED: retired}}}
         self._kube.patch(DEPLOYMENTS, found["metadata"]["name"], patch, self._target.namespace)
 
 
 @contextmanager
-def leaving(name: str) -> Iterator[None]:
-    """What the API server refuses of taking it away keeps it, and nothing else. Raises `Stays`."""
+def staying(told: Callable[[KubeError], str]) -> Iterator[None]:
+    """What the API server refuses of taking a canary away keeps that, and nothing else. Raises `Stays` with `told`."""
     try:
         yield
     except (KubeConflict, Fenced):
         raise
     except KubeError as error:
-        raise Stays(f"{name} can't be taken away, and stays until it can: {error}") from error
+        raise Stays(told(error)) from error
 
 
 def _selector(labels: dict[str, str]) -> str:

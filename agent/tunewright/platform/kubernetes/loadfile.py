@@ -17,7 +17,7 @@ from tunewright.loadtest.job import LoadFailure
 from tunewright.loadtest.trace import parse_trace
 from tunewright.platform.kubernetes.names import Owner, joined
 from tunewright.ports import PortError, Refused
-from tunewright.promptsfile import Bounds, decode_prompts
+from tunewright.promptsfile import LOAD, decode_prompts
 
 PROMPTS_KEYS = ("prompts.jsonl", "prompts.jsonl.gz")
 TRACE_KEYS = ("trace.jsonl", "trace.csv", "trace.jsonl.gz", "trace.csv.gz")
@@ -26,7 +26,7 @@ UNPACKED = 16 << 20
 
 _FILE = "load-file"
 _FOLDER = "/etc/tunewright/configmaps"
-_PROMPTS = Bounds(UNPACKED, 200_000)
+_PROMPTS = LOAD._replace(size=UNPACKED)
 _one_at_a_time = threading.Lock()
 """A large trace takes a hundred megabytes while it is read; tunings that begin together take turns."""
 

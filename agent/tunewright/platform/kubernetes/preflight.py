@@ -44,9 +44,9 @@ class Preflight:
         cold_start: Callable[[Candidate], float | None],
         longest_answer: Callable[[], float | None],
     ) -> None:
-        self._longest_answer = longest_answer
         self._kube, self._owner, self._target, self._canary, self._share = kube, owner, target, canary, share
-        self._overrides, self._take_over, self._cold_start = overrides, take_over, cold_start
+        self._overrides, self._take_over = overrides, take_over
+        self._cold_start, self._longest_answer = cold_start, longest_answer
 
     def obstacles(self, deployment: Json, template: PodTemplate, candidate: Candidate) -> list[str]:
         """Why it can't be rolled out; empty when nothing is known against it."""

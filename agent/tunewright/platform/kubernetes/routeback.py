@@ -4,12 +4,13 @@ Where the route can't be asked or written, the canary stays: requests may still 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from tunewright.kube.client import FIELD_MANAGER, Json, Kube
-from tunewright.kube.errors import Fenced, Forbidden, KubeConflict, KubeError, NotAdmitted, NotFound
+from tunewright.kube.errors import Forbidden, KubeError, NotAdmitted, NotFound
 from tunewright.kube.resources import DEPLOYMENTS, HTTP_ROUTES
 from tunewright.platform.kubernetes import httproute
-from tunewright.platform.kubernetes.canary import ROUTE, Stays
+from tunewright.platform.kubernetes.canary import ROUTE, Stays, staying
 from tunewright.platform.kubernetes.httproute import RECORD_ANNOTATION, Record
 from tunewright.platform.kubernetes.names import owner_uids
 
@@ -56,12 +57,8 @@ def give_back(kube: Kube, weighed: Weighed) -> bool:
     told = httproute.stuck(route, record)
     if told:
         raise Stays(told)
-    try:
+    with staying(partial(held, weighed.name)):
         write(kube, route, httproute.without(route, record), None, manager=record.manager)
-    except (KubeConflict, Fenced):
-        raise
-    except KubeError as error:
-        raise Stays(held(weighed.name, error)) from error
     return True
 
 
